@@ -1,0 +1,13 @@
+"""Pure rules that move a hyperparameter: losses in, a new immutable state out. No torch, no I/O."""
+
+from hdet.controllers.base import Controller, ControlState, Decision
+from hdet.controllers.softmax import SoftmaxController, geometric_decay, literal_decay
+
+__all__ = [
+    "ControlState",
+    "Controller",
+    "Decision",
+    "SoftmaxController",
+    "geometric_decay",
+    "literal_decay",
+]

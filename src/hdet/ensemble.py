@@ -1,0 +1,481 @@
+"""The engine: fan-out, converge, control, reassign (Algorithm 1), for one replica or a thousand.
+
+It knows replicas, hyperparameters, signals and controllers only as such. ``OneCycleAutoLR`` is a façade
+over it; there is no second copy of the cycle.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Protocol, SupportsFloat
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hdet import history as history_file
+from hdet.controllers import Controller, ControlState, Decision
+from hdet.divergence import Divergence
+from hdet.history import HyperparameterRecord, SyncRecord
+from hdet.hyperparameters import GroupLearningRate, LearningRate
+from hdet.replicas import Mean, ProcessGroup, Replicas, find_replicas, local, refuse_sharded
+from hdet.signals import TrainingLoss
+from hdet.spread import assignment
+
+__all__ = ["Ensemble", "Schedule"]
+
+logger = logging.getLogger("hdet")
+
+
+class Schedule(Protocol):
+    """Anything whose ``step()`` writes the next learning rates: every torch scheduler but the plateau's."""
+
+    def step(self) -> object: ...
+
+
+class Ensemble:
+    """Replicas that diverge in what they explore and are averaged back every ``sync_every`` steps.
+
+    Args:
+        optimizer: any torch optimizer; its step hooks carry the fan-out.
+        explore: what the replicas diverge in.
+        schedule: the base schedule; :meth:`step` drives it. None leaves ``group["lr"]`` to the user, who
+            may then run any scheduler, as long as no controller is given.
+        sync_every: T, in optimizer steps.
+        total_steps: S. The replicas are converged at the last step even where T does not divide it.
+        controller: moves the base values at each sync; None only fans out and converges.
+        control_after: S_w, the first step at which the controller acts.
+        model: makes its buffers known, which are then averaged too.
+        process_group: the replicas; the default group if None, and this process alone without one.
+        seed: of the reassignments. No global random state is read or written.
+        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+        replicas: given instead of ``process_group`` by those who bring their own.
+
+    Example::
+
+        ensemble = hdet.Ensemble(optimizer, schedule=cosine, sync_every=500,
+                                 controller=hdet.SoftmaxController())
+        for batch in loader:
+            loss = model(batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ensemble.step(loss)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        explore: Sequence[LearningRate] = (LearningRate(),),
+        *,
+        schedule: Schedule | None = None,
+        sync_every: int = 1000,
+        total_steps: int | None = None,
+        controller: Controller | None = None,
+        control_after: int = 0,
+        model: nn.Module | None = None,
+        process_group: ProcessGroup | None = None,
+        seed: int = 0,
+        history: str | PathLike[str] | None = None,
+        replicas: Replicas | None = None,
+        caller: str = "Ensemble",
+        first_step: int = 0,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"{caller}: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+        self._caller = caller
+        self._optimizer = optimizer
+        self._replicas = replicas or find_replicas(
+            caller, device=parameter_device(optimizer), process_group=process_group
+        )
+        self._replicas.agree(
+            caller,
+            {
+                "sync_every": repr(sync_every),
+                "total_steps": repr(total_steps),
+                "control_after": repr(control_after),
+                "controller": repr(controller),
+                "explore": repr(list(explore)),
+                "seed": repr(seed),
+                **_layout(optimizer, model),
+            },
+        )
+        check_sync_every(caller, sync_every)
+        if isinstance(schedule, ReduceLROnPlateau):
+            raise TypeError(
+                f"{caller}: schedule must step without a metric, got ReduceLROnPlateau; step it yourself and "
+                "leave schedule=None"
+            )
+        if self._replicas.size > 1:
+            refuse_sharded(caller, optimizer, model, process_group)
+
+        self._schedule = schedule
+        self._sync_every = sync_every
+        self._total_steps = total_steps
+        self._controller = controller
+        self._control_after = control_after
+        self._model = model
+        self._seed = seed
+        self._history = history
+
+        self._explored = [axis for item in explore for axis in item.bind(optimizer)]
+        # The factor on the schedule that a controller moves; 1 is the schedule as it stands.
+        self._states = [ControlState(1.0) for _ in self._explored]
+        self._diverges = any(axis.spread > 0 for axis in self._explored)
+        self._signal = TrainingLoss()
+        self._optimizer_stepped = False
+        self._said: set[str] = set()
+        self._steps = self._round = 0
+        self._mean: Mean | None = None
+        self._mean_key: list[int] = []
+        self._divergence: Divergence | None = None
+        self.resume_at(first_step)
+        self._attach()
+        if model is None and self._replicas.size > 1 and self._diverges:
+            self._say_once(
+                logging.INFO,
+                "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not",
+            )
+
+    # ------------------------------------------------------------------ what a user sees
+
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas this process is one of."""
+        return self._replicas
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps counted so far."""
+        return self._steps
+
+    @property
+    def replica_lrs(self) -> list[float]:
+        """The learning rate that this replica's next optimizer step uses, for each group."""
+        return [axis.base * rho for axis, rho in zip(self._explored, self._own, strict=True)]
+
+    def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
+        """Call once after ``optimizer.step()``; returns the record of a sync when there was one.
+
+        A call that follows no optimizer step (gradient accumulation, a step that GradScaler skipped) only
+        takes the loss. Between syncs nothing waits for the device.
+        """
+        if loss is not None:
+            self._signal.add(loss)
+        elif self._controller is not None:
+            raise ValueError(
+                f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and "
+                "got loss=None; call step(loss)"
+            )
+        if not self._optimizer_stepped:
+            self._say_once(
+                logging.WARNING,
+                "step() was called although the optimizer has not stepped since the last call: taken for "
+                "gradient accumulation or a skipped step, the schedule waits",
+            )
+            return None
+        if self._steps == self._total_steps:
+            raise ValueError(
+                f"{self._caller}.step: step {self._steps + 1} is beyond total_steps={self._total_steps}; "
+                "raise total_steps or stop training"
+            )
+        self._optimizer_stepped = False
+        self._steps += 1
+        due = self._steps % self._sync_every == 0 or self._steps == self._total_steps
+        # The sync comes before the schedule moves on: its values are those of the step just taken.
+        record = self._sync() if due and self._diverges else None
+        self._advance_schedule()
+        return record
+
+    def converge(self) -> None:
+        """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
+
+        For an evaluation or a checkpoint within an interval. The interval goes on: losses, multipliers
+        and the time of the next sync stay as they are.
+        """
+        for event in self._mean_of_replicas()():
+            self._log(logging.WARNING, event)
+        self._gauge().restart()
+
+    def detach(self) -> None:
+        """Remove the fan-out from the optimizer; what remains is the base learning rate."""
+        self._restore()
+        for handle in self._handles:
+            handle.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings. Save it beside the weights, at a sync or after :meth:`converge`:
+        within an interval the replicas' weights differ, and one rank's are not the run."""
+        return {
+            "steps": self._steps,
+            "round": self._round,
+            "seed": self._seed,
+            "explored": [axis.state_dict() for axis in self._explored],
+            "states": [(state.value, state.velocity) for state in self._states],
+            "loss": {
+                "rank": self._replicas.rank,
+                "sum": self._signal.total(),
+                "count": self._signal.count,
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off. The losses of an unfinished interval are one rank's
+        own, and are taken up by that rank alone."""
+        if len(state["explored"]) != len(self._explored):
+            raise ValueError(
+                f"{self._caller}.load_state_dict: the state has {len(state['explored'])} explored "
+                f"hyperparameters, this run {len(self._explored)}; use the parameter groups it was saved with"
+            )
+        self._steps = state["steps"]
+        self._round = state["round"]
+        self._seed = state["seed"]
+        for axis, saved in zip(self._explored, state["explored"], strict=True):
+            axis.load_state_dict(saved)
+        self._states = [ControlState(*saved) for saved in state["states"]]
+        loss = state["loss"]
+        if loss["rank"] == self._replicas.rank:
+            self._signal.reset(loss["sum"], loss["count"])
+        else:
+            self._signal.reset()
+        self._divergence = None
+        self._assign()
+
+    def resume_at(self, step: int) -> None:
+        """Go on from a checkpoint that hdet did not write, at the start of the round that holds ``step``."""
+        self._steps = step
+        self._round = step // self._sync_every
+        self._signal.reset()
+        self._divergence = None
+        self._assign()
+
+    # ------------------------------------------------------------------ fan-out
+
+    def _attach(self) -> None:
+        previous: weakref.ref[Ensemble] | None = getattr(self._optimizer, "_hdet_ensemble", None)
+        before = previous() if previous else None
+        if before is not None:
+            before.detach()
+            self._log(logging.INFO, "takes over the optimizer from an earlier hdet scheduler")
+        # Two ensembles on one optimizer would multiply each other's spread; the newest one counts.
+        self._optimizer._hdet_ensemble = weakref.ref(self)  # type: ignore[attr-defined]
+        self._handles = [
+            self._optimizer.register_step_pre_hook(self._fan_out),
+            self._optimizer.register_step_post_hook(self._fan_in),
+            self._optimizer.register_state_dict_pre_hook(lambda _: self._restore()),
+        ]
+
+    def _fan_out(self, *_: object) -> None:
+        """Eq. 2: this replica steps with η·ρ_r."""
+        self._restore()  # an optimizer step that raised never reached its post hook
+        if self._divergence is None and self._diverges:
+            self._gauge()  # the interval's displacement is counted from here
+        for axis, rho in zip(self._explored, self._own, strict=True):
+            if rho != 1.0:
+                axis.fan_out(rho)
+
+    def _fan_in(self, *_: object) -> None:
+        self._restore()
+        self._optimizer_stepped = True
+
+    def _restore(self) -> None:
+        for axis in self._explored:
+            axis.restore()
+
+    def _assign(self) -> None:
+        """Eq. 9: the multipliers of all replicas in this round, and this replica's own."""
+        self._multipliers = [
+            assignment(self._replicas.size, axis.spread, seed=self._seed, round=self._round, name=axis.name)
+            for axis in self._explored
+        ]
+        self._own = [row[self._replicas.rank] for row in self._multipliers]
+
+    def _advance_schedule(self) -> None:
+        if self._schedule is None:
+            return
+        for axis in self._explored:
+            axis.uncover()
+        self._schedule.step()
+        for axis in self._explored:
+            axis.cover()
+
+    # ------------------------------------------------------------------ converge, control, reassign
+
+    def _sync(self) -> SyncRecord:
+        began = time.perf_counter()
+        gauge = self._gauge()
+        before = gauge.read()
+        events = list(self._mean_of_replicas()())
+        distance, displacements = gauge.measure(before)
+
+        own = [float(self._steps), float(self._round), self._signal.mean(), distance]
+        rows = self._replicas.gather(own)
+        steps, rounds, losses, measured = (tuple(column) for column in zip(*rows, strict=True))
+        if len({*zip(steps, rounds, strict=True)}) > 1:
+            raise RuntimeError(
+                f"{self._caller}.step: the ranks are at different steps {[int(s) for s in steps]} of rounds "
+                f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
+            )
+        predicted = self._predicted_distances(displacements)
+        explored, weights, said = self._control(losses)
+        events += said + self._doubts(losses, measured, predicted)
+        record = SyncRecord(
+            step=self._steps,
+            round=self._round,
+            losses=losses,
+            weights=weights,
+            hyperparameters=explored,
+            distance_measured=measured,
+            distance_predicted=predicted,
+            milliseconds=(time.perf_counter() - began) * 1e3,
+            events=tuple(dict.fromkeys(events)),
+        )
+        self._round += 1
+        self._assign()
+        self._signal.reset()
+        self._publish(record)
+        return record
+
+    def _control(
+        self, losses: tuple[float, ...]
+    ) -> tuple[tuple[HyperparameterRecord, ...], tuple[float, ...], list[str]]:
+        """Eq. 4–8 for every explored hyperparameter; the controller sees factors, the record units."""
+        controller = self._controller if self._steps >= self._control_after else None
+        weights: tuple[float, ...] = ()
+        events: list[str] = []
+        records: list[HyperparameterRecord] = []
+        for i, (axis, rho) in enumerate(zip(self._explored, self._multipliers, strict=True)):
+            before, delta = axis.base, 0.0
+            if controller is not None:
+                if controller.decay is not None:
+                    axis.hold()
+                decision = controller.update(self._states[i], losses=losses, multipliers=rho)
+                events += _departures(axis, decision, losses)
+                self._states[i] = decision.state
+                axis.move(decision.state.value)
+                weights, delta = decision.weights, decision.delta
+            records.append(
+                HyperparameterRecord(
+                    name=axis.name,
+                    multipliers=rho,
+                    values=tuple(before * multiplier for multiplier in rho),
+                    base_before=before,
+                    base_after=axis.base,
+                    delta=delta * axis.curve,
+                    velocity=self._states[i].velocity * axis.curve,
+                )
+            )
+        return tuple(records), weights, events
+
+    def _predicted_distances(self, displacements: Sequence[float]) -> tuple[float, ...]:
+        """|ρ_r − 1|·‖D‖ for every replica, each group with a multiplier of its own."""
+        return tuple(
+            math.hypot(
+                *((row[r] - 1) * norm for row, norm in zip(self._multipliers, displacements, strict=True))
+            )
+            for r in range(self._replicas.size)
+        )
+
+    def _doubts(
+        self, losses: Sequence[float], measured: Sequence[float], predicted: Sequence[float]
+    ) -> list[str]:
+        """Signs that the set-up is not what the method assumes: each is said once, and recorded."""
+        doubts: list[str] = []
+        if self._replicas.size > 1 and len(set(losses)) == 1 and math.isfinite(losses[0]):
+            doubts.append(
+                "the loss was the same on all ranks for a whole interval, as an all-reduced loss is: it "
+                "cannot tell replicas apart; pass each rank's own loss"
+            )
+        if max(predicted) > 0 and max(measured) < 0.1 * max(predicted):
+            doubts.append(
+                f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: "
+                "something undoes the fan-out, such as weights broadcast or averaged elsewhere"
+            )
+        for doubt in doubts:
+            self._say_once(logging.WARNING, doubt)
+        return doubts
+
+    def _publish(self, record: SyncRecord) -> None:
+        if self._replicas.rank != 0:
+            return
+        if self._history is not None:
+            history_file.append(self._history, record)
+        for event in record.events:
+            if event not in self._said:
+                self._log(logging.WARNING, f"step {record.step}: {event}")
+
+    def _mean_of_replicas(self) -> Mean:
+        """The averaging plan, made again only where the tensors to be trained are others than before."""
+        trained = [local(p) for g in self._optimizer.param_groups for p in g["params"] if p.requires_grad]
+        buffers = list(self._model.buffers()) if self._model is not None else []
+        key = [tensor.data_ptr() for tensor in (*trained, *buffers)]
+        if self._mean is None or key != self._mean_key:
+            self._mean = self._replicas.plan_mean(trained, buffers)
+            self._mean_key = key
+        return self._mean
+
+    def _gauge(self) -> Divergence:
+        if self._divergence is None:
+            self._divergence = Divergence(
+                [[local(p) for p in g["params"] if p.requires_grad] for g in self._optimizer.param_groups]
+            )
+        return self._divergence
+
+    def _say_once(self, level: int, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._log(level, message)
+
+    def _log(self, level: int, message: str) -> None:
+        if self._replicas.rank == 0:
+            logger.log(level, "%s: %s", self._caller, message)
+
+
+def check_sync_every(caller: str, sync_every: int) -> None:
+    """T is a whole number of steps."""
+    if not isinstance(sync_every, int) or sync_every < 1:
+        raise ValueError(
+            f"{caller}: sync_every (model_sync_interval, T) must be an integer of at least 1, "
+            f"got {sync_every!r}"
+        )
+
+
+def _departures(axis: GroupLearningRate, decision: Decision, losses: Sequence[float]) -> list[str]:
+    events = [f"replica {r} left out of the decision: its loss is {losses[r]}" for r in decision.left_out]
+    if decision.clamped_from is not None:
+        asked = decision.clamped_from * axis.curve
+        given = decision.state.value * axis.curve
+        events.append(f"{axis.name}: {asked:.3g} clamped to the slowest replica's {given:.3g}")
+    return events
+
+
+def parameter_device(optimizer: Optimizer) -> torch.device:
+    """Where the model lives, by its first parameter."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return torch.device(parameter.device)
+    return torch.device("cpu")
+
+
+def _layout(optimizer: Optimizer, model: nn.Module | None) -> dict[str, str]:
+    """What must be the same on all ranks for replicas to be averaged: groups, shapes, types, strides."""
+    facts = {"number of parameter groups": str(len(optimizer.param_groups))}
+    for g, group in enumerate(optimizer.param_groups):
+        settings = {k: v for k, v in group.items() if isinstance(v, (bool, int, float, str, tuple))}
+        facts[f"settings of group {g}"] = repr(settings)
+        for p, parameter in enumerate(group["params"]):
+            facts[f"parameter {p} of group {g}"] = _describe(parameter)
+    for name, buffer in model.named_buffers() if model is not None else ():
+        facts[f"buffer {name}"] = _describe(buffer)
+    return facts
+
+
+def _describe(tensor: Tensor) -> str:
+    trained = ", trained" if tensor.requires_grad else ""
+    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}{trained}"

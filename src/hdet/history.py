@@ -1,0 +1,100 @@
+"""What happened at every sync: one frozen :class:`SyncRecord`, one line of JSON.
+
+The file is plain JSONL: append-only, readable while the run goes on, and whole up to its last line
+after a crash. JSON has no NaN, so a number that is not finite is written as null and read as NaN; the
+record's ``events`` say which it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+__all__ = ["HyperparameterRecord", "SyncRecord", "append", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class HyperparameterRecord:
+    """One explored hyperparameter at one sync, in its own units.
+
+    ``base_after == base_before·(1−γ) + λ·velocity`` (Eq. 7; γ = 0 while the schedule decays by itself):
+    both are values at the step just taken, so their difference is the controller's doing alone.
+    """
+
+    name: str
+    multipliers: tuple[float, ...]
+    values: tuple[float, ...]
+    base_before: float
+    base_after: float
+    delta: float
+    velocity: float
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRecord:
+    """One sync as every rank saw it; ``milliseconds`` alone is the writing rank's own.
+
+    ``distance_measured[r]`` is the distance of replica r from the mean, over a fixed sample of the weights;
+    ``distance_predicted[r]`` is |ρ_r − 1|·‖D‖ over the same sample, D being the mean's displacement since
+    the last sync. On a shared gradient the two agree; a measured 0 means that the fan-out does not happen.
+    """
+
+    step: int
+    round: int
+    losses: tuple[float, ...]
+    weights: tuple[float, ...]
+    hyperparameters: tuple[HyperparameterRecord, ...]
+    distance_measured: tuple[float, ...]
+    distance_predicted: tuple[float, ...]
+    milliseconds: float
+    events: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """One line, valid JSON whatever the losses were."""
+        return json.dumps(_finite(asdict(self)), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> SyncRecord:
+        """The record that :meth:`to_json` wrote."""
+        raw = json.loads(line)
+        explored = tuple(_build(HyperparameterRecord, item) for item in raw["hyperparameters"])
+        record: SyncRecord = _build(cls, {**raw, "hyperparameters": explored})
+        return record
+
+
+def append(path: str | PathLike[str], record: SyncRecord) -> None:
+    """Add one record to the end of a history file, making its folder if need be."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(record.to_json() + "\n")
+
+
+def read(path: str | PathLike[str]) -> list[SyncRecord]:
+    """All records of a history file; a last line that a crash cut short is left out."""
+    text = Path(path).read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return [SyncRecord.from_json(line) for line in whole.splitlines()]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _build(kind: Any, raw: dict[str, Any]) -> Any:
+    def revive(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return tuple(revive(item) for item in value)
+        return math.nan if value is None else value
+
+    return kind(**{field.name: revive(raw[field.name]) for field in fields(kind)})

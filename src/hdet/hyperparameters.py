@@ -1,0 +1,150 @@
+"""What can be explored. The learning rate: one value per parameter group, each with a life of its own.
+
+``group["lr"]`` always holds the *base* value. The replica's own value stands there only while the
+optimizer steps, so schedulers and loggers compose and see what they would see without hdet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["GroupLearningRate", "LearningRate"]
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """Explore the learning rate of every parameter group, replicas spread over ``base·[1 − α, 1 + α]``.
+
+    Args:
+        spread: α of Eq. 1, in [0, 1). 0 explores nothing.
+    """
+
+    spread: float = 1 / 9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spread < 1:
+            raise ValueError(
+                f"LearningRate: spread (ensemble_lr_spread_ratio, α) must be in [0, 1), got {self.spread!r}"
+            )
+
+    def bind(self, optimizer: Optimizer) -> list[GroupLearningRate]:
+        """One explored scalar per parameter group."""
+        count = len(optimizer.param_groups)
+        return [GroupLearningRate(optimizer, i, self.spread) for i in range(count)]
+
+
+class GroupLearningRate:
+    """The learning rate of one parameter group, ``base(t) = factor · curve(t)``.
+
+    ``curve`` is what the user's schedule says; ``factor`` is what a controller moves. Until one does, the
+    schedule writes ``group["lr"]`` and nobody else. A held curve no longer follows the schedule: the
+    controller brings its own decay (Eq. 8). Learning rates that are tensors are written in place and not
+    read between syncs, so nothing waits for the device; floats stay floats.
+    """
+
+    def __init__(self, optimizer: Optimizer, index: int, spread: float) -> None:
+        self._optimizer = optimizer
+        self._index = index
+        self.name = f"lr/{index}"
+        self.spread = spread
+        self.factor = 1.0
+        self._held_at: float | None = None
+        # The schedule's own value, kept aside once group["lr"] no longer shows it.
+        self._schedule_value: float | Tensor | None = None
+        self._base: float | Tensor | None = None
+
+    @property
+    def _group(self) -> dict[str, Any]:
+        # Looked up every time: Optimizer.load_state_dict replaces the group's dictionary.
+        return self._optimizer.param_groups[self._index]
+
+    @property
+    def curve(self) -> float:
+        """The reference value that ``factor`` multiplies. Waits for the device if it is a tensor there."""
+        if self._held_at is not None:
+            return self._held_at
+        return self.base if self._schedule_value is None else float(self._schedule_value)
+
+    @property
+    def base(self) -> float:
+        """The shared value, as ``group["lr"]`` shows it. Waits for the device if it is a tensor there."""
+        return float(self._group["lr"])
+
+    def fan_out(self, multiplier: float) -> None:
+        """Let this replica's own value stand in ``group["lr"]`` until :meth:`restore`."""
+        group = self._group
+        self._base = _copy(group["lr"])
+        if isinstance(group["lr"], Tensor):
+            group["lr"].mul_(multiplier)
+        else:
+            group["lr"] = group["lr"] * multiplier
+
+    def restore(self) -> None:
+        """Put the base value back, bit for bit."""
+        if self._base is not None:
+            _write(self._group, self._base)
+            self._base = None
+
+    def uncover(self) -> None:
+        """Show the schedule the value it wrote last: many schedules compute the next from it."""
+        if self._schedule_value is not None:
+            _write(self._group, self._schedule_value)
+
+    def cover(self) -> None:
+        """Keep the schedule's new value and show the base value again."""
+        if self._schedule_value is not None:
+            self._schedule_value = _copy(self._group["lr"])
+            self._show(self._schedule_value)
+
+    def move(self, factor: float) -> None:
+        """Set the controller's factor."""
+        if factor == self.factor:
+            return
+        if self._schedule_value is None:
+            self._schedule_value = _copy(self._group["lr"])
+        self.factor = factor
+        self._show(self._schedule_value)
+
+    def hold(self) -> None:
+        """From now on the schedule no longer counts: the curve stays where it is."""
+        if self._held_at is None:
+            self._held_at = self.curve
+            self._schedule_value = _copy(self._group["lr"])
+
+    def state_dict(self) -> dict[str, float | None]:
+        kept = self._schedule_value
+        return {
+            "factor": self.factor,
+            "held_at": self._held_at,
+            "schedule_value": None if kept is None else float(kept),
+        }
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        self.factor = state["factor"] or 1.0
+        self._held_at = state["held_at"]
+        kept, now = state["schedule_value"], self._group["lr"]
+        self._schedule_value = (
+            torch.full_like(now, kept) if kept is not None and isinstance(now, Tensor) else kept
+        )
+
+    def _show(self, schedule_value: float | Tensor) -> None:
+        held = self._held_at
+        _write(self._group, self.factor * (schedule_value if held is None else held))
+
+
+def _copy(value: float | Tensor) -> float | Tensor:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _write(group: dict[str, Any], value: float | Tensor) -> None:
+    if not isinstance(group["lr"], Tensor):
+        group["lr"] = float(value)
+    elif isinstance(value, Tensor):
+        group["lr"].copy_(value)
+    else:
+        group["lr"].fill_(value)

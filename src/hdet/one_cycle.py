@@ -1,0 +1,265 @@
+"""``OneCycleAutoLR``: the paper's method behind the face of ``torch.optim.lr_scheduler.OneCycleLR``.
+
+The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is the
+engine's (:mod:`hdet.ensemble`). What is here is the translation of names.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import replace
+from os import PathLike
+from typing import Any, Literal, SupportsFloat
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+from hdet.controllers import SoftmaxController, geometric_decay, literal_decay
+from hdet.ensemble import Ensemble, check_sync_every, parameter_device
+from hdet.history import SyncRecord
+from hdet.hyperparameters import LearningRate
+from hdet.replicas import ProcessGroup, Replicas, find_replicas
+
+__all__ = ["OneCycleAutoLR"]
+
+logger = logging.getLogger("hdet")
+
+
+class OneCycleAutoLR(OneCycleLR):
+    """OneCycleLR whose data-parallel replicas diverge in learning rate and find it while they train.
+
+    The arguments up to ``last_epoch`` are OneCycleLR's, the next nine those of the authors' code (same
+    names, order and defaults), the rest is keyword-only. With ``ensemble_lr_spread_ratio=0``, the
+    default, it *is* OneCycleLR.
+
+    ``group["lr"]`` and :meth:`get_last_lr` show the base learning rate; :attr:`replica_lrs` is what this
+    replica uses. Under GradScaler a skipped step does not count, except with fused optimizers, whose
+    skipping happens on the device where the host cannot see it without waiting.
+
+    Args:
+        auto_lr_warmup_steps: S_w, the first step at which auto-LR may act.
+        ensemble_lr_spread_ratio: α in [0, 1); replica r uses η·ρ_r with ρ from 1 − α to 1 + α (Eq. 1).
+        model_sync_interval: T ≥ 1, steps between two averagings of the replicas (Eq. 3).
+        rank, world_size: only checked; the process group knows them.
+        enable_auto_lr: move the base learning rate by the replicas' losses (Eq. 4–7); ``step`` then
+            needs the loss, each rank its own.
+        loss_scale: σ > 0, in units of the loss, or ``"auto"`` for the spread of the replicas' losses. The
+            paper says 0.1, its code 0.002.
+        lr_of_lr: λ > 0.
+        momentum_of_lr: β in [0, 1).
+        decay: what brings the learning rate down once auto-LR acts. ``"schedule"``: the OneCycle curve
+            itself goes on and auto-LR moves a factor on it. ``"geometric"``: Eq. 8 with its logarithm
+            mended, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which with OneCycleLR's
+            default factors *raises* the learning rate.
+        process_group: the replicas; the default group if None, this process alone without one.
+        seed: of the reassignments. Global random states are never touched.
+        model: makes buffers known, which are then averaged with the parameters.
+        history: a JSONL file to which rank 0 appends one :class:`~hdet.SyncRecord` per sync.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(3))
+        >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+        >>> scheduler = OneCycleAutoLR(optimizer, max_lr=0.1, total_steps=10,
+        ...                            ensemble_lr_spread_ratio=1 / 9, model_sync_interval=5)
+        >>> for _ in range(10):
+        ...     loss = (weight**2).sum()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     record = scheduler.step(loss)
+        >>> record.step, record.round
+        (10, 1)
+    """
+
+    _ensemble: Ensemble | None = None
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | list[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | list[float] = 0.85,
+        max_momentum: float | list[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+        auto_lr_warmup_steps: int = 100_000,
+        ensemble_lr_spread_ratio: float = 0.0,
+        model_sync_interval: int = 1000,
+        rank: int = 0,
+        world_size: int = 1,
+        enable_auto_lr: bool = False,
+        loss_scale: float | Literal["auto"] = 0.002,
+        lr_of_lr: float = 0.5,
+        momentum_of_lr: float = 0.9,
+        *,
+        decay: Literal["schedule", "geometric", "literal"] = "schedule",
+        process_group: ProcessGroup | None = None,
+        seed: int = 0,
+        model: nn.Module | None = None,
+        history: str | PathLike[str] | None = None,
+    ) -> None:
+        settings = {name: repr(value) for name, value in locals().items() if name in _SHARED}
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"OneCycleAutoLR: optimizer must be a torch Optimizer, got {type(optimizer).__name__}"
+            )
+        # The ranks compare their arguments before any of them objects to one, so that all raise together
+        # and none is left waiting.
+        replicas = find_replicas(
+            "OneCycleAutoLR", device=parameter_device(optimizer), process_group=process_group
+        )
+        trusted = (rank, world_size) in ((0, 1), (replicas.rank, replicas.size))
+        settings["rank"] = "the group's" if trusted else f"{rank} of {world_size}"
+        replicas.agree("OneCycleAutoLR", settings)
+        if not trusted:
+            raise ValueError(_wrong_rank(rank, world_size, replicas))
+        if not isinstance(auto_lr_warmup_steps, int) or auto_lr_warmup_steps < 0:
+            raise ValueError(
+                "OneCycleAutoLR: auto_lr_warmup_steps (S_w) must be an integer of at least 0, "
+                f"got {auto_lr_warmup_steps!r}"
+            )
+        if decay not in ("schedule", "geometric", "literal"):
+            raise ValueError(
+                f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}"
+            )
+        check_sync_every("OneCycleAutoLR", model_sync_interval)
+        explore = LearningRate(spread=ensemble_lr_spread_ratio)
+        controller = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
+
+        super().__init__(
+            optimizer,
+            max_lr,
+            total_steps,
+            epochs,
+            steps_per_epoch,
+            pct_start,
+            anneal_strategy,
+            cycle_momentum,
+            base_momentum,
+            max_momentum,
+            div_factor,
+            final_div_factor,
+            three_phase,
+            last_epoch,
+        )
+        remaining = self.total_steps - auto_lr_warmup_steps
+        if enable_auto_lr and remaining <= 0:
+            logger.warning(
+                "OneCycleAutoLR: auto-LR will never act: auto_lr_warmup_steps=%d, total_steps=%d",
+                auto_lr_warmup_steps,
+                self.total_steps,
+            )
+        elif decay != "schedule":
+            rule = geometric_decay if decay == "geometric" else literal_decay
+            gamma = rule(
+                div_factor=div_factor,
+                final_div_factor=final_div_factor,
+                syncs=remaining / model_sync_interval,
+            )
+            controller = replace(controller, decay=gamma)
+        self._ensemble = Ensemble(
+            optimizer,
+            [explore],
+            schedule=_Curve(self),
+            sync_every=model_sync_interval,
+            total_steps=self.total_steps,
+            controller=controller if enable_auto_lr else None,
+            control_after=auto_lr_warmup_steps,
+            model=model,
+            process_group=process_group,
+            seed=seed,
+            history=history,
+            replicas=replicas,
+            caller="OneCycleAutoLR",
+            first_step=self.last_epoch,
+        )
+
+    @property
+    def replica_lrs(self) -> list[float]:
+        """The learning rate that this replica's next optimizer step uses, for each parameter group."""
+        return self._engine.replica_lrs
+
+    def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:  # type: ignore[override]
+        """Call after ``optimizer.step()`` with this rank's own loss; returns the record of a sync.
+
+        Between syncs nothing waits for the device.
+        """
+        if self._ensemble is None:  # OneCycleLR's constructor takes the step that sets the first values
+            super().step()
+            return None
+        record = self._ensemble.step(loss)
+        self._last_lr = [_copy(group["lr"]) for group in self.optimizer.param_groups]
+        return record
+
+    def converge(self) -> None:
+        """Average the replicas now, without ending the interval. Every rank must call it."""
+        self._engine.converge()
+
+    def state_dict(self) -> dict[str, Any]:
+        """OneCycleLR's state and, under ``"hdet"``, the ensemble's."""
+        state = super().state_dict()
+        state.pop("_ensemble", None)
+        return {**state, "hdet": self._engine.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off. A plain OneCycleLR's state is taken too."""
+        state = dict(state_dict)
+        ensemble = state.pop("hdet", None)
+        super().load_state_dict(state)
+        if ensemble is not None:
+            self._engine.load_state_dict(ensemble)
+        else:
+            self._engine.resume_at(self.last_epoch)
+
+    @property
+    def _engine(self) -> Ensemble:
+        assert self._ensemble is not None
+        return self._ensemble
+
+
+#: Arguments that must be the same on all ranks.
+_SHARED = frozenset(inspect.signature(OneCycleAutoLR.__init__).parameters) - {
+    "self",
+    "optimizer",
+    "rank",
+    "process_group",
+    "model",
+    "history",
+}
+
+
+class _Curve:
+    """The OneCycleLR beneath the façade, as the engine's base schedule."""
+
+    def __init__(self, scheduler: OneCycleAutoLR) -> None:
+        self._scheduler = scheduler
+
+    def step(self) -> None:
+        OneCycleLR.step(self._scheduler)
+
+
+def _copy(lr: float | Tensor) -> float | Tensor:
+    return lr.clone() if isinstance(lr, Tensor) else lr
+
+
+def _wrong_rank(rank: int, world_size: int, replicas: Replicas) -> str:
+    got = f"got rank={rank} and world_size={world_size}"
+    if replicas.size == 1:
+        return (
+            f"OneCycleAutoLR: world_size > 1 needs a process group, and none is initialised; {got}. Call "
+            "torch.distributed.init_process_group first"
+        )
+    return (
+        "OneCycleAutoLR: rank and world_size must be the process group's, "
+        f"rank={replicas.rank} and world_size={replicas.size}; {got}. Leave them out"
+    )

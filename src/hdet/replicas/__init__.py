@@ -1,0 +1,46 @@
+"""The only room that knows ``torch.distributed``."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hdet.replicas.base import Mean, Replicas
+from hdet.replicas.process import ProcessReplicas
+from hdet.replicas.refusals import refuse_sharded
+from hdet.replicas.solo import SoloReplica
+
+__all__ = [
+    "Mean",
+    "ProcessGroup",
+    "ProcessReplicas",
+    "Replicas",
+    "SoloReplica",
+    "find_replicas",
+    "local",
+    "refuse_sharded",
+]
+
+ProcessGroup = dist.ProcessGroup
+
+
+def find_replicas(
+    caller: str, *, device: torch.device, process_group: ProcessGroup | None = None
+) -> Replicas:
+    """The replicas of this process: the given group, else the default group, else it is alone."""
+    if not (dist.is_available() and dist.is_initialized()):
+        if process_group is not None:
+            raise ValueError(
+                f"{caller}: process_group was given, but torch.distributed is not initialised; call "
+                "init_process_group first"
+            )
+        return SoloReplica()
+    replicas = ProcessReplicas(process_group, device)
+    return replicas if replicas.size > 1 else SoloReplica()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a parameter that lies on this rank: itself, or a DTensor's local shard."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

@@ -1,0 +1,207 @@
+"""The mean behind *converge* (Eq. 3): many tensors, few collectives, in place.
+
+Small tensors are packed into one of two reused buckets, summed in float32 (float64 stays float64) and
+copied back, the packing of one bucket overlapping the communication of the other. A large tensor that
+already lies in memory as it travels is summed where it is. Addresses, strides and memory formats never
+change. The plan is made once; carrying it out allocates nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["BucketedMean", "Work", "flat_pieces"]
+
+BUCKET_BYTES = 16 << 20
+#: From this size on a collective of its own costs less than packing and unpacking (docs/log.md).
+IN_PLACE_BYTES = 4 << 20
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """One collective's worth of packed pieces; ``wire`` are the places of ``pieces`` within ``flat``."""
+
+    flat: Tensor
+    wire: list[Tensor]
+    pieces: list[Tensor]
+
+    @classmethod
+    def within(cls, memory: Tensor, wire: torch.dtype, pieces: list[Tensor]) -> _Bucket:
+        flat = memory[: _numel(pieces) * wire.itemsize].view(wire)
+        return cls(flat, list(torch.split(flat, [piece.numel() for piece in pieces])), pieces)
+
+    def pack(self) -> None:
+        # torch.cat copies many small tensors faster than _foreach_copy_ does, but converts no dtypes.
+        if all(piece.dtype == self.flat.dtype for piece in self.pieces):
+            torch.cat(self.pieces, out=self.flat)
+        else:
+            torch._foreach_copy_(self.wire, self.pieces)
+
+    def unpack(self) -> None:
+        torch._foreach_copy_(self.pieces, self.wire)
+
+
+class BucketedMean:
+    """Mean over replicas of a fixed set of floating tensors.
+
+    Args:
+        tensors: what to average. Views of one memory (tied parameters) are averaged once.
+        size: the number of replicas.
+        all_reduce: starts an in-place sum over the replicas.
+        bucket_bytes: the size of each of the two buckets.
+        in_place_bytes: dense tensors of the wire's dtype from this size on are not packed.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[Tensor],
+        *,
+        size: int,
+        all_reduce: Callable[[Tensor], Work],
+        bucket_bytes: int = BUCKET_BYTES,
+        in_place_bytes: int = IN_PLACE_BYTES,
+    ) -> None:
+        self._size = size
+        self._all_reduce = all_reduce
+        self._in_place: list[Tensor] = []
+        packed: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        distinct = _distinct(tensors)
+        for tensor in distinct:
+            pieces = flat_pieces(tensor)
+            wire = torch.promote_types(pieces[0].dtype, torch.float32)
+            travels_as_it_lies = len(pieces) == 1 and pieces[0].is_contiguous() and pieces[0].dtype == wire
+            if travels_as_it_lies and pieces[0].numel() * wire.itemsize >= in_place_bytes:
+                self._in_place.append(pieces[0])
+            else:
+                packed.setdefault((tensor.device, wire), []).extend(pieces)
+
+        chunks = [
+            (device, wire, chunk)
+            for (device, wire), pieces in packed.items()
+            for chunk in _chunks(pieces, max(1, bucket_bytes // wire.itemsize))
+        ]
+        # Buckets take turns in two memories per device, each as large as its largest bucket.
+        sizes: dict[tuple[torch.device, int], int] = {}
+        for i, (device, wire, chunk) in enumerate(chunks):
+            sizes[device, i % 2] = max(sizes.get((device, i % 2), 0), _numel(chunk) * wire.itemsize)
+        self._memory = {
+            (device, turn): torch.empty(bytes_, dtype=torch.uint8, device=device)
+            for (device, turn), bytes_ in sizes.items()
+        }
+        self._buckets = [
+            _Bucket.within(self._memory[device, i % 2], wire, chunk)
+            for i, (device, wire, chunk) in enumerate(chunks)
+        ]
+        planned = _numel(self._in_place) + sum(_numel(bucket.pieces) for bucket in self._buckets)
+        if planned != _numel(map(_real, distinct)):
+            raise AssertionError("BucketedMean: some element is not averaged exactly once")
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory held beside the tensors themselves."""
+        return sum(memory.numel() for memory in self._memory.values())
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Replace every tensor by its mean. A collective; every rank calls it at the same step."""
+        in_place = [(tensor, self._all_reduce(tensor)) for tensor in self._in_place]
+        under_way: deque[tuple[_Bucket, Work]] = deque()
+        for bucket in self._buckets:
+            # Two memories: with two buckets under way, the next one's is still taken.
+            if len(under_way) == 2:
+                self._finish(*under_way.popleft())
+            bucket.pack()
+            under_way.append((bucket, self._all_reduce(bucket.flat)))
+        for bucket, work in under_way:
+            self._finish(bucket, work)
+        for tensor, work in in_place:
+            work.wait()
+            self._divide(tensor)
+
+    def _finish(self, bucket: _Bucket, work: Work) -> None:
+        work.wait()
+        self._divide(bucket.flat)
+        bucket.unpack()
+
+    def _divide(self, total: Tensor) -> None:
+        if self._size & (self._size - 1) == 0:
+            total.mul_(1 / self._size)  # exact, and on some CPUs three times as fast as a division
+        else:
+            total.div_(self._size)
+
+
+def flat_pieces(tensor: Tensor) -> list[Tensor]:
+    """One-dimensional views that cover a tensor, in order of memory where that is possible.
+
+    A dense tensor, whatever its strides (channels_last, transposed), is one piece.
+    """
+    tensor = _real(tensor.detach())
+    if tensor.numel() == 0:
+        return []
+    if _is_dense(tensor):
+        return [tensor.as_strided((tensor.numel(),), (1,))]
+    if tensor.dim() == 1:
+        return [tensor]
+    return [piece for row in tensor.unbind(0) for piece in flat_pieces(row)]
+
+
+def _numel(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    expected = 1
+    by_stride = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    for stride, length in by_stride:
+        if length == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    seen: dict[tuple[object, ...], Tensor] = {}
+    for tensor in tensors:
+        if tensor.layout != torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
+            raise TypeError(
+                "BucketedMean: only dense floating tensors can be averaged, got "
+                f"{tensor.dtype} with layout {tensor.layout}"
+            )
+        seen.setdefault((tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()), tensor)
+    return [tensor for tensor in seen.values() if tensor.numel()]
+
+
+def _chunks(pieces: Sequence[Tensor], capacity: int) -> Iterable[list[Tensor]]:
+    """Fill buckets to the last element; a piece that does not fit is cut."""
+    chunk: list[Tensor] = []
+    room = capacity
+    for piece in pieces:
+        start = 0
+        while start < piece.numel():
+            length = min(room, piece.numel() - start)
+            chunk.append(piece[start : start + length])
+            start += length
+            room -= length
+            if room == 0:
+                yield chunk
+                chunk, room = [], capacity
+    if chunk:
+        yield chunk

@@ -1,0 +1,35 @@
+"""The one thing the engine knows of other replicas: how many there are, and three ways to meet them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+__all__ = ["Mean", "Replicas"]
+
+#: Replaces tensors by their mean over the replicas, in place; returns what was odd about them.
+Mean = Callable[[], tuple[str, ...]]
+
+
+class Replicas(ABC):
+    """N copies of one model that share their gradients and differ in what they explore."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        """Everybody's row, in order of rank. All rows have the same length; NaN passes unharmed."""
+
+    @abstractmethod
+    def agree(self, caller: str, facts: Mapping[str, str]) -> None:
+        """Raise on every rank, saying who believes what, unless all ranks hold the same facts."""
+
+    @abstractmethod
+    def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
+        """Prepare, once, the in-place mean of floating ``tensors`` and ``buffers`` (Eq. 3).
+
+        Integer buffers cannot be averaged: they become their maximum, and a difference is reported.
+        """

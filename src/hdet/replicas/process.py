@@ -1,0 +1,137 @@
+"""Replicas as processes of a ``torch.distributed`` group, one replica per rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hdet.replicas.averaging import BucketedMean, Work
+from hdet.replicas.base import Mean, Replicas
+
+__all__ = ["ProcessReplicas"]
+
+#: How long a rank waits for the others, where the backend lets the waiting side say so. Backends that do
+#: not (NCCL) fall back on the timeout given to ``init_process_group``.
+PATIENCE = timedelta(minutes=10)
+
+
+class ProcessReplicas(Replicas):
+    """The ranks of a process group.
+
+    Args:
+        group: the process group; None for the default group.
+        device: where the parameters live; used for messages where the backend cannot send from the CPU.
+        patience: the longest wait for another rank before an error.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        *,
+        patience: timedelta = PATIENCE,
+    ) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError(
+                f"process_group: this process (global rank {dist.get_rank()}) is not in the group; "
+                "construct hdet only on the group's own ranks"
+            )
+        sends_from_cpu = "gloo" in str(dist.get_backend(group)) or device.type == "cpu"
+        self._device = torch.device("cpu") if sends_from_cpu else device
+        self._patience = patience
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        rows = self._all_gather(torch.tensor(row, dtype=torch.float64, device=self._device))
+        return [cast("list[float]", gathered.tolist()) for gathered in rows]
+
+    def agree(self, caller: str, facts: Mapping[str, str]) -> None:
+        text = json.dumps(dict(facts), sort_keys=True).encode()
+        digest = hashlib.sha256(text).digest()
+        # Fixed in length, so that ranks which disagree about everything can still exchange it.
+        header = [*digest[:24], len(text) >> 16, len(text) & 0xFFFF]
+        headers = self._all_gather(torch.tensor(header, dtype=torch.int64, device=self._device))
+        if all(torch.equal(other, headers[0]) for other in headers):
+            return
+        longest = max(int(other[-2]) << 16 | int(other[-1]) for other in headers)
+        padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=self._device)
+        beliefs = [json.loads(bytes(row.tolist())) for row in self._all_gather(padded)]
+        raise RuntimeError(f"{caller}: the ranks disagree. {_first_difference(beliefs)}")
+
+    def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
+        integer = [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
+        floating = [b for b in buffers if b.is_floating_point() or b.is_complex()]
+        mean = BucketedMean([*tensors, *floating], size=self.size, all_reduce=self._sum)
+
+        def converge() -> tuple[str, ...]:
+            mean()
+            return self._maximum(integer) if integer else ()
+
+        return converge
+
+    @torch.no_grad()
+    def _maximum(self, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+        """Integer buffers become their maximum; max(x) + max(−x) = 0 tells whether all were equal."""
+        values = torch.cat([t.reshape(-1).to(self._device, torch.int64) for t in tensors])
+        both = torch.cat([values, -values])
+        self._await(dist.all_reduce(both, dist.ReduceOp.MAX, self._group, async_op=True))
+        maximum, negative = torch.split(both, values.numel())
+        for tensor, new in zip(tensors, torch.split(maximum, [t.numel() for t in tensors]), strict=True):
+            tensor.copy_(new.view(tensor.shape))
+        differing = int((maximum + negative).count_nonzero())
+        if differing:
+            return (f"{differing} integer buffer values differed: the maximum was taken",)
+        return ()
+
+    def _sum(self, tensor: Tensor) -> Work:
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return _Patient(self, cast("dist.Work", work))
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        rows = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._await(dist.all_gather(rows, tensor, self._group, async_op=True))
+        return [row.cpu() for row in rows]
+
+    def _await(self, work: dist.Work | None) -> None:
+        assert work is not None
+        try:
+            if self._device.type == "cpu":
+                work.wait(self._patience)
+            else:
+                work.wait()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self.rank} waited in vain for the other {self.size - 1} at a sync: a rank has "
+                f"failed, or takes different steps ({error})"
+            ) from error
+
+
+class _Patient:
+    """A collective whose ``wait`` ends: with the result, or with an error that says who waited."""
+
+    def __init__(self, replicas: ProcessReplicas, work: dist.Work) -> None:
+        self._replicas = replicas
+        self._work = work
+
+    def wait(self) -> None:
+        self._replicas._await(self._work)
+
+
+def _first_difference(beliefs: Sequence[Mapping[str, str]]) -> str:
+    for key in beliefs[0]:
+        seen: dict[str | None, list[int]] = {}
+        for rank, belief in enumerate(beliefs):
+            seen.setdefault(belief.get(key), []).append(rank)
+        if len(seen) > 1:
+            sides = "; ".join(f"rank {ranks[0]} has {value}" for value, ranks in seen.items())
+            return f"{key} must be the same on all: {sides}"
+    return "They hold different sets of settings: check that all run the same version of hdet"

@@ -1,0 +1,86 @@
+"""What a replica is judged by. The published signal is its mean training loss over the interval."""
+
+from __future__ import annotations
+
+import math
+from typing import SupportsFloat
+
+import torch
+from torch import Tensor
+
+__all__ = ["TrainingLoss"]
+
+_FLUSH = 32
+
+
+class TrainingLoss:
+    """Mean of the losses handed over since the last sync, without ever waiting for the device.
+
+    A loss on an accelerator is only kept (its storage, not its graph) and summed there in batches; one on
+    the CPU is read at once. Sums are float64 where the device has it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum = 0.0
+        self._device_sum: Tensor | None = None
+        self._pending: list[Tensor] = []
+        self._addresses: set[int] = set()
+        self._storage_is_reused = False
+
+    def add(self, loss: Tensor | SupportsFloat) -> None:
+        """Take one loss: a tensor with one element, or anything that ``float()`` takes."""
+        if not isinstance(loss, Tensor):
+            self._sum += float(loss)
+        elif loss.numel() != 1:
+            raise ValueError(
+                f"step(loss): loss must be a scalar, got a tensor of shape {tuple(loss.shape)}; "
+                "reduce it first, e.g. loss.mean()"
+            )
+        elif loss.is_cpu:
+            self._sum += loss.detach().item()
+        else:
+            self._keep(loss.detach())
+        self.count += 1
+
+    def mean(self) -> float:
+        """The mean since the last reset, NaN if there was no loss. Waits for the device."""
+        return self.total() / self.count if self.count else math.nan
+
+    def total(self) -> float:
+        """The sum since the last reset. Waits for the device."""
+        self._flush()
+        on_device = 0.0 if self._device_sum is None else float(self._device_sum)
+        return self._sum + on_device
+
+    def reset(self, total: float = 0.0, count: int = 0) -> None:
+        """Begin an interval, or take up an interrupted one."""
+        self.count = count
+        self._sum = total
+        self._device_sum = None
+        self._pending.clear()
+        self._addresses.clear()
+
+    def _keep(self, loss: Tensor) -> None:
+        # A loss that is still kept cannot have been freed. The same address again therefore means that
+        # one storage is written over at every step (the static output of a CUDA graph): what was kept
+        # there is lost, and from now on each loss is summed at once.
+        if loss.data_ptr() in self._addresses and not self._storage_is_reused:
+            self._storage_is_reused = True
+            kept = [item for item in self._pending if item.data_ptr() != loss.data_ptr()]
+            self.count -= len(self._pending) - len(kept)
+            self._pending = kept
+        self._pending.append(loss)
+        self._addresses.add(loss.data_ptr())
+        if self._storage_is_reused or len(self._pending) >= _FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        device = self._pending[0].device
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        batch = torch.stack([loss.reshape(()).to(device, dtype) for loss in self._pending]).sum()
+        self._device_sum = batch if self._device_sum is None else self._device_sum + batch
+        self._pending.clear()
+        self._addresses.clear()

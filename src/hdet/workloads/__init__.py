@@ -1,0 +1,1 @@
+"""Small real tasks: each a model, its data, its loss."""
