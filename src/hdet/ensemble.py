@@ -94,6 +94,8 @@ class Ensemble:
         self._replicas = replicas or find_replicas(
             caller, device=parameter_device(optimizer), process_group=process_group
         )
+        if self._replicas.size > 1:
+            refuse_sharded(caller, optimizer, model, process_group)
         self._replicas.agree(
             caller,
             {
@@ -112,8 +114,6 @@ class Ensemble:
                 f"{caller}: schedule must step without a metric, got ReduceLROnPlateau; step it yourself and "
                 "leave schedule=None"
             )
-        if self._replicas.size > 1:
-            refuse_sharded(caller, optimizer, model, process_group)
 
         self._schedule = schedule
         self._sync_every = sync_every
@@ -139,7 +139,7 @@ class Ensemble:
         self._attach()
         if model is None and self._replicas.size > 1 and self._diverges:
             self._say_once(
-                logging.INFO,
+                logging.WARNING,
                 "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not",
             )
 

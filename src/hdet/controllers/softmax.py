@@ -9,6 +9,7 @@ the decay; and one sync never takes the value below the slowest replica's, so it
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -80,16 +81,11 @@ class SoftmaxController(Controller):
         return Decision(ControlState(value, velocity), weights, delta, left_out)
 
     def _weights(self, losses: Sequence[float], voters: Sequence[int]) -> tuple[float, ...]:
-        """Eq. 4. Shifting by the best loss instead of the mean leaves the softmax as it is, and safe."""
-        mean = sum(losses[r] for r in voters) / len(voters)
-        if self.temperature == "auto":
-            sigma = math.sqrt(sum((losses[r] - mean) ** 2 for r in voters) / len(voters))
-        else:
-            sigma = self.temperature
+        """Eq. 4. Losses are counted from the best one instead of the mean: the softmax stays as it is."""
         best = min(losses[r] for r in voters)
-        # Two losses can differ by so little that their deviation from the mean rounds to nothing.
-        sigma = max(sigma, math.ulp(best))
-        exponentials = {r: math.exp((best - losses[r]) / sigma) for r in voters}
+        gaps = {r: min(losses[r] - best, sys.float_info.max) for r in voters}
+        sigma = _deviation(list(gaps.values())) if self.temperature == "auto" else self.temperature
+        exponentials = {r: math.exp(-gap / sigma) for r, gap in gaps.items()}
         total = sum(exponentials.values())
         return tuple(exponentials.get(r, 0.0) / total for r in range(len(losses)))
 
@@ -105,6 +101,14 @@ def literal_decay(*, div_factor: float, final_div_factor: float, syncs: float) -
 def geometric_decay(*, div_factor: float, final_div_factor: float, syncs: float) -> float:
     """γ of Eq. 8 mended: ``log(f_div·f_final)`` is the whole way from OneCycleLR's peak to its floor."""
     return 1 - math.exp(-math.log(div_factor * final_div_factor) / syncs)
+
+
+def _deviation(gaps: Sequence[float]) -> float:
+    """Standard deviation in units of the largest gap, which neither overflows nor vanishes."""
+    largest = max(gaps)
+    shares = [gap / largest for gap in gaps]
+    mean = sum(shares) / len(shares)
+    return largest * math.sqrt(sum((share - mean) ** 2 for share in shares) / len(shares))
 
 
 def _is_number(value: object) -> bool:

@@ -106,7 +106,11 @@ class LocalProcesses:
         return self._collect(size, time.monotonic() + timeout, on_report)
 
     def close(self) -> None:
-        """Stop all processes."""
+        """Stop all processes, for good."""
+        self._stop()
+        self._folder.cleanup()
+
+    def _stop(self) -> None:
         for process in self._processes:
             process.kill()
             process.join()
@@ -149,10 +153,9 @@ class LocalProcesses:
                 else:
                     failures.append(content)
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-        if open_ranks:
-            self.close()
+        if open_ranks or failures:
+            self._stop()  # the next run starts with fresh ones
         if failures:
-            self.close()
             raise ReplicaError(sorted(failures, key=lambda failure: failure.rank))
         if open_ranks:
             raise TimeoutError(f"ranks {sorted(open_ranks.values())} were not done in time and were stopped")

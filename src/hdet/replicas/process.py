@@ -55,7 +55,7 @@ class ProcessReplicas(Replicas):
         return [cast("list[float]", gathered.tolist()) for gathered in rows]
 
     def agree(self, caller: str, facts: Mapping[str, str]) -> None:
-        text = json.dumps(dict(facts), sort_keys=True).encode()
+        text = json.dumps(dict(facts)).encode()
         digest = hashlib.sha256(text).digest()
         # Fixed in length, so that ranks which disagree about everything can still exchange it.
         header = [*digest[:24], len(text) >> 16, len(text) & 0xFFFF]
@@ -127,11 +127,13 @@ class _Patient:
 
 
 def _first_difference(beliefs: Sequence[Mapping[str, str]]) -> str:
-    for key in beliefs[0]:
+    for key in dict.fromkeys(key for belief in beliefs for key in belief):
         seen: dict[str | None, list[int]] = {}
         for rank, belief in enumerate(beliefs):
             seen.setdefault(belief.get(key), []).append(rank)
         if len(seen) > 1:
-            sides = "; ".join(f"rank {ranks[0]} has {value}" for value, ranks in seen.items())
+            sides = "; ".join(
+                f"rank {ranks[0]} has {'none' if value is None else value}" for value, ranks in seen.items()
+            )
             return f"{key} must be the same on all: {sides}"
-    return "They hold different sets of settings: check that all run the same version of hdet"
+    return "They name the same settings in another order: check that all run one version of hdet"

@@ -1,0 +1,158 @@
+"""Mistakes that only ranks together can make: each raises on every rank, at once, and names the mend."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import tasks
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hdet
+from hdet.replicas.launch import LocalProcesses
+
+
+def message_of(call: Any) -> tuple[str, str, float]:
+    began = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+    return "", "no error", 0.0
+
+
+def construct(rank: int, per_rank: list[dict[str, Any]]) -> tuple[str, str, float]:
+    _, optimizer = tasks.build("sgd")
+    options = {"max_lr": 0.1, "total_steps": 10, "ensemble_lr_spread_ratio": 0.1} | per_rank[rank]
+    return message_of(lambda: hdet.OneCycleAutoLR(optimizer, **options))
+
+
+@pytest.mark.parametrize(
+    ("per_rank", "kind", "words"),
+    [
+        ([{"rank": 0, "world_size": 2}] * 2, "RuntimeError", ["rank", "the group's", "0 of 2"]),
+        ([{"world_size": 3}] * 2, "ValueError", ["world_size=2", "world_size=3", "Leave them out"]),
+        (
+            [{"model_sync_interval": 5}, {"model_sync_interval": 6}],
+            "RuntimeError",
+            ["model_sync_interval", "rank 0 has 5", "rank 1 has 6"],
+        ),
+        ([{}, {"ensemble_lr_spread_ratio": -1.0}], "RuntimeError", ["ensemble_lr_spread_ratio", "-1.0"]),
+        ([{"seed": 1}, {"seed": 2}], "RuntimeError", ["seed"]),
+        ([{"max_lr": 0.1}, {"max_lr": 0.2}], "RuntimeError", ["max_lr"]),
+        ([{"total_steps": 10}, {"total_steps": 11}], "RuntimeError", ["total_steps"]),
+    ],
+)
+def test_ranks_that_disagree(
+    ranks: LocalProcesses, per_rank: list[dict[str, Any]], kind: str, words: list[str]
+) -> None:
+    for got, message, seconds in ranks.run(construct, per_rank, size=2):
+        assert got == kind, message
+        assert message.startswith("OneCycleAutoLR")
+        assert all(word in message for word in words), message
+        assert seconds < 20
+
+
+def different_models(rank: int, how: str) -> tuple[str, str, float]:
+    width = 4 + (rank if how == "shape" else 0)
+    model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
+    if how == "frozen" and rank == 1:
+        model[0].bias.requires_grad_(False)
+    if how == "tensors" and rank == 1:
+        model.append(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return message_of(
+        lambda: hdet.OneCycleAutoLR(
+            optimizer, max_lr=0.1, total_steps=10, ensemble_lr_spread_ratio=0.1, model=model
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "word"), [("shape", "(5, 4)"), ("frozen", "trained"), ("tensors", "parameter 4 of group 0")]
+)
+def test_different_models(ranks: LocalProcesses, how: str, word: str) -> None:
+    for kind, message, _ in ranks.run(different_models, how, size=2):
+        assert kind == "RuntimeError"
+        assert "disagree" in message
+        assert word in message, message
+
+
+def sharded(rank: int, how: str) -> tuple[str, str, float]:
+    model = nn.Linear(8, 8)
+    if how == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    elif how == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    else:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        keep = how == "fsdp1, original parameters"
+        model = FullyShardedDataParallel(model, use_orig_params=keep, device_id=torch.device("cpu"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    known = None if how == "fsdp1 without model" else model
+    return message_of(
+        lambda: hdet.OneCycleAutoLR(
+            optimizer, max_lr=0.1, total_steps=10, ensemble_lr_spread_ratio=0.1, model=known
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "how", ["zero", "fsdp2", "fsdp1", "fsdp1 without model", "fsdp1, original parameters"]
+)
+def test_what_cannot_diverge_is_refused(ranks: LocalProcesses, how: str) -> None:
+    for kind, message, _ in ranks.run(sharded, how, size=2):
+        assert kind == "TypeError", message
+        assert "DistributedDataParallel" in message
+        assert "replicas" in message
+
+
+def outsider(rank: int) -> tuple[str, str, float]:
+    group = dist.new_group([0, 1])
+    _, optimizer = tasks.build("sgd")
+    return message_of(
+        lambda: hdet.OneCycleAutoLR(
+            optimizer, max_lr=0.1, total_steps=10, ensemble_lr_spread_ratio=0.1, process_group=group
+        )
+    )
+
+
+def test_a_rank_outside_the_group(ranks: LocalProcesses) -> None:
+    inside, also_inside, outside = ranks.run(outsider, size=3)
+    assert inside[1] == also_inside[1] == "no error"
+    assert outside[0] == "ValueError"
+    assert "not in the group" in outside[1]
+
+
+def out_of_step(rank: int) -> tuple[str, str, float]:
+    """Without DDP nothing holds the ranks together: rank 1 begins one step ahead."""
+    torch.manual_seed(0)
+    model = tasks.Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = hdet.OneCycleAutoLR(
+        optimizer, max_lr=0.1, total_steps=12, ensemble_lr_spread_ratio=0.1, model_sync_interval=5
+    )
+    if rank == 1:
+        scheduler._ensemble.resume_at(5)
+
+    def train() -> None:
+        for step in range(5):
+            scheduler.step(tasks.train_step(model, optimizer, rank, step))
+
+    return message_of(train)
+
+
+def test_ranks_out_of_step(ranks: LocalProcesses) -> None:
+    for kind, message, _ in ranks.run(out_of_step, size=2):
+        assert kind == "RuntimeError"
+        assert "different steps [5, 10]" in message

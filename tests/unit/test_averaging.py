@@ -1,0 +1,135 @@
+"""The bucket plan against a plain mean, with a communicator that counts and plays the other replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hdet.replicas.averaging import BucketedMean, flat_pieces
+
+
+class Echo:
+    """A communicator among replicas that all hold what this one holds: SUM multiplies by N."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.sent: list[Tensor] = []
+        self.under_way = 0
+        self.most_under_way = 0
+
+    def all_reduce(self, tensor: Tensor) -> Echo.Work:
+        self.sent.append(tensor)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        return Echo.Work(self, lambda: tensor.mul_(self.size))
+
+    class Work:
+        def __init__(self, echo: Echo, act: Callable[[], object]) -> None:
+            self.echo, self.act = echo, act
+
+        def wait(self) -> None:
+            self.echo.under_way -= 1
+            self.act()
+
+
+def check(tensors: list[Tensor], *, bucket_bytes: int, in_place_bytes: int = 1 << 30, size: int = 4) -> Echo:
+    echo = Echo(size)
+    before = [t.clone() for t in tensors]
+    layout = [(t.data_ptr(), t.stride()) for t in tensors]
+    mean = BucketedMean(
+        tensors,
+        size=size,
+        all_reduce=echo.all_reduce,
+        bucket_bytes=bucket_bytes,
+        in_place_bytes=in_place_bytes,
+    )
+    mean()
+    mean()
+    for a, b in zip(before, tensors, strict=True):
+        assert torch.equal(a, b)
+    assert layout == [(t.data_ptr(), t.stride()) for t in tensors]
+    assert mean.extra_bytes <= 2 * bucket_bytes
+    assert echo.under_way == 0
+    return echo
+
+
+def test_two_tensors_of_six_with_room_for_ten() -> None:
+    echo = check([torch.randn(6), torch.randn(6)], bucket_bytes=40)
+    assert [t.numel() for t in echo.sent] == [10, 2] * 2
+
+
+def test_one_tensor_larger_than_a_bucket() -> None:
+    echo = check([torch.randn(5, 5)], bucket_bytes=40)
+    assert [t.numel() for t in echo.sent] == [10, 10, 5] * 2
+    assert echo.most_under_way == 2
+
+
+def test_large_tensors_travel_as_they_lie() -> None:
+    large, small, half = torch.randn(5, 5), torch.randn(3), torch.randn(30).to(torch.bfloat16)
+    echo = check([large, small, half], bucket_bytes=400, in_place_bytes=60)
+    assert echo.sent[0].data_ptr() == large.data_ptr()
+    assert [t.numel() for t in echo.sent] == [25, 33] * 2
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    st.integers(1, 200),
+    st.integers(1, 200),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64]),
+)
+@settings(deadline=None, max_examples=60)
+def test_every_element_exactly_once(
+    sizes: list[int], bucket_bytes: int, in_place_bytes: int, dtype: torch.dtype
+) -> None:
+    tensors = [torch.randn(n).to(dtype) for n in sizes]
+    bucket_bytes = max(bucket_bytes, 8)
+    echo = check(tensors, bucket_bytes=bucket_bytes, in_place_bytes=in_place_bytes)
+    real = 2 if dtype.is_complex else 1
+    assert sum(t.numel() for t in echo.sent) == 2 * real * sum(sizes)
+    assert all(t.dtype in (torch.float32, torch.float64) for t in echo.sent)
+
+
+def test_mixed_dtypes_and_layouts() -> None:
+    base = torch.randn(8, 10)
+    tensors = [
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.randn(5, 7).t(),
+        base[:, ::2],  # a slice with gaps: its neighbours must survive
+        torch.randn(11, dtype=torch.float64),
+        torch.randn(9).to(torch.bfloat16),
+        torch.tensor(2.5),
+    ]
+    neighbours = base[:, 1::2].clone()
+    check(tensors, bucket_bytes=64)
+    assert torch.equal(base[:, 1::2], neighbours)
+
+
+def test_views_of_one_memory_are_averaged_once() -> None:
+    tensor = torch.randn(6)
+    echo = check([tensor, tensor, tensor.view(6)], bucket_bytes=400)
+    assert [t.numel() for t in echo.sent] == [6, 6]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 7])
+def test_sums_are_float32_whatever_the_weights(size: int) -> None:
+    """In bf16 the sum of N equal values is not N times the value; in float32 it is, so they come back."""
+    tensor = torch.randn(1000).to(torch.bfloat16)
+    check([tensor], bucket_bytes=1 << 12, size=size)
+
+
+def test_dense_tensors_are_one_piece() -> None:
+    assert len(flat_pieces(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last))) == 1
+    assert len(flat_pieces(torch.randn(5, 7).t())) == 1
+    assert len(flat_pieces(torch.randn(8, 10)[:, ::2])) == 8
+    assert flat_pieces(torch.empty(0, 3)) == []
+
+
+def test_what_cannot_be_averaged_is_refused() -> None:
+    for tensor in (torch.arange(3), torch.eye(3).to_sparse()):
+        with pytest.raises(TypeError, match="only dense floating tensors"):
+            BucketedMean([tensor], size=2, all_reduce=Echo(2).all_reduce)

@@ -1,0 +1,53 @@
+"""Records survive the file, whatever the losses were and wherever the file was cut."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from hdet import HyperparameterRecord, SyncRecord, history
+
+
+def record(step: int, losses: tuple[float, ...] = (1.0, 2.0)) -> SyncRecord:
+    explored = HyperparameterRecord("lr/0", (0.9, 1.1), (0.09, 0.11), 0.1, 0.102, 0.04, 0.004)
+    return SyncRecord(
+        step=step,
+        round=step // 10,
+        losses=losses,
+        weights=(0.4, 0.6),
+        hyperparameters=(explored,),
+        distance_measured=(0.5, 0.5),
+        distance_predicted=(0.5, 0.5),
+        milliseconds=1.25,
+        events=("an event",),
+    )
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "history.jsonl"
+    for step in (10, 20):
+        history.append(path, record(step))
+    assert history.read(path) == [record(10), record(20)]
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    history.append(path, record(10, (math.nan, math.inf)))
+    assert json.loads(path.read_text())["losses"] == [None, None]
+    assert all(math.isnan(x) for x in history.read(path)[0].losses)
+
+
+def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    history.append(path, record(10))
+    with path.open("a") as file:
+        file.write(record(20).to_json()[:40])
+    assert history.read(path) == [record(10)]
+
+
+def test_records_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        record(1).step = 2  # type: ignore[misc]

@@ -1,0 +1,69 @@
+"""The interval's mean loss, from any kind of loss."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hdet.signals import TrainingLoss
+
+
+class OnDevice(Tensor):
+    """A CPU tensor that says it lies elsewhere, so that the path without reading is taken."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+
+def elsewhere(value: Tensor) -> Tensor:
+    return value.as_subclass(OnDevice)
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 100])
+def test_mean_over_kinds(count: int) -> None:
+    signal = TrainingLoss()
+    values = [math.sin(k) for k in range(count)]
+    for k, value in enumerate(values):
+        tensor = torch.tensor(value, dtype=torch.float64)
+        kinds = [value, tensor, tensor.reshape(1, 1), elsewhere(tensor), tensor.requires_grad_(True) * 1]
+        signal.add(kinds[k % len(kinds)])
+    assert signal.mean() == pytest.approx(sum(values) / count)
+    signal.reset()
+    assert math.isnan(signal.mean())
+
+
+def test_one_nan_shows() -> None:
+    signal = TrainingLoss()
+    for value in (1.0, math.nan, 1.0):
+        signal.add(elsewhere(torch.tensor(value)))
+    assert math.isnan(signal.mean())
+
+
+def test_a_storage_written_over_at_every_step() -> None:
+    """A CUDA graph's static output: after the first reuse each loss counts with its own value."""
+    signal = TrainingLoss()
+    static = elsewhere(torch.zeros((), dtype=torch.float64))
+    values = [float(k) for k in range(50)]
+    for value in values:
+        static.fill_(value)
+        signal.add(static)
+    assert signal.count == 49
+    assert signal.mean() == pytest.approx(sum(values[1:]) / 49)
+
+
+def test_an_interrupted_interval_goes_on() -> None:
+    signal = TrainingLoss()
+    signal.reset(total=10.0, count=4)
+    signal.add(5.0)
+    assert signal.mean() == 3.0
+
+
+def test_the_graph_is_not_kept() -> None:
+    signal = TrainingLoss()
+    loss = elsewhere(torch.ones((), requires_grad=True) * 2)
+    signal.add(loss)
+    assert all(kept.grad_fn is None for kept in signal._pending)
