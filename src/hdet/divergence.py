@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hdet.replicas.averaging import flat_pieces
 
-__all__ = ["Divergence"]
+__all__ = ["Divergence", "Measured"]
 
 _TENSORS_PER_GROUP = 64
 _VALUES_PER_TENSOR = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """This replica's distance from the mean, ‖D‖ for each group, and the size of rounding errors."""
+
+    distance: float
+    displacements: tuple[float, ...]
+    rounding: float
 
 
 class Divergence:
@@ -31,6 +41,9 @@ class Divergence:
         self._scales = [
             math.sqrt(sum(t.numel() for t in group) / max(1, sum(v.numel() for v in views)))
             for group, views in zip(groups, self._samples, strict=True)
+        ]
+        self._epsilons = [
+            max((torch.finfo(v.dtype).eps for v in views), default=0.0) for views in self._samples
         ]
         self._start = self.read()
 
@@ -47,20 +60,23 @@ class Divergence:
         self._start = self.read()
 
     @torch.no_grad()
-    def measure(self, before: Sequence[Tensor]) -> tuple[float, list[float]]:
-        """After the mean: this replica's distance from it, and ‖D‖ for each group; then restart.
+    def measure(self, before: Sequence[Tensor]) -> Measured:
+        """Compare with the weights after the mean; then restart.
 
         ``before`` is what :meth:`read` gave before the mean.
         """
         after = self.read()
-        norms = torch.stack(
-            [torch.linalg.vector_norm(b - a).cpu() for a, b in zip(after, before, strict=True)]
-            + [torch.linalg.vector_norm(a - s).cpu() for a, s in zip(after, self._start, strict=True)]
-        ).tolist()
+        groups = list(zip(after, before, self._start, strict=True))
+        differences = [b - a for a, b, _ in groups] + [a - s for a, _, s in groups] + after
+        norms = torch.stack([torch.linalg.vector_norm(d).cpu() for d in differences]).tolist()
+        scaled = [norm * scale for norm, scale in zip(norms, self._scales * 3, strict=True)]
         self._start = after
-        groups = len(self._scales)
-        scaled = [norm * scale for norm, scale in zip(norms, self._scales * 2, strict=True)]
-        return math.hypot(*scaled[:groups]), scaled[groups:]
+        n = len(groups)
+        return Measured(
+            distance=math.hypot(*scaled[:n]),
+            displacements=tuple(scaled[n : 2 * n]),
+            rounding=math.hypot(*(e * w for e, w in zip(self._epsilons, scaled[2 * n :], strict=True))),
+        )
 
 
 def _sample(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -312,9 +312,9 @@ class Ensemble:
         gauge = self._gauge()
         before = gauge.read()
         events = list(self._mean_of_replicas()())
-        distance, displacements = gauge.measure(before)
+        divergence = gauge.measure(before)
 
-        own = [float(self._steps), float(self._round), self._signal.mean(), distance]
+        own = [float(self._steps), float(self._round), self._signal.mean(), divergence.distance]
         rows = self._replicas.gather(own)
         steps, rounds, losses, measured = (tuple(column) for column in zip(*rows, strict=True))
         if len({*zip(steps, rounds, strict=True)}) > 1:
@@ -322,9 +322,9 @@ class Ensemble:
                 f"{self._caller}.step: the ranks are at different steps {[int(s) for s in steps]} of rounds "
                 f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
             )
-        predicted = self._predicted_distances(displacements)
+        predicted = self._predicted_distances(divergence.displacements)
         explored, weights, said = self._control(losses)
-        events += said + self._doubts(losses, measured, predicted)
+        events += said + self._doubts(losses, measured, predicted, divergence.rounding)
         record = SyncRecord(
             step=self._steps,
             round=self._round,
@@ -383,7 +383,11 @@ class Ensemble:
         )
 
     def _doubts(
-        self, losses: Sequence[float], measured: Sequence[float], predicted: Sequence[float]
+        self,
+        losses: Sequence[float],
+        measured: Sequence[float],
+        predicted: Sequence[float],
+        rounding: float,
     ) -> list[str]:
         """Signs that the set-up is not what the method assumes: each is said once, and recorded."""
         doubts: list[str] = []
@@ -392,7 +396,7 @@ class Ensemble:
                 "the loss was the same on all ranks for a whole interval, as an all-reduced loss is: it "
                 "cannot tell replicas apart; pass each rank's own loss"
             )
-        if max(predicted) > 0 and max(measured) < 0.1 * max(predicted):
+        if max(predicted) > rounding and max(measured) < 0.1 * max(predicted):
             doubts.append(
                 f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: "
                 "something undoes the fan-out, such as weights broadcast or averaged elsewhere"

@@ -22,7 +22,12 @@ __all__ = [
     "refuse_sharded",
 ]
 
-ProcessGroup = dist.ProcessGroup
+if dist.is_available():
+    from torch.distributed import ProcessGroup
+else:  # a torch built without it still trains one replica
+
+    class ProcessGroup:  # type: ignore[no-redef]
+        """Stands in where there is nothing to group."""
 
 
 def find_replicas(

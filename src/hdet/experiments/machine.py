@@ -1,0 +1,64 @@
+"""What every experiment's JSON file has in common: the machine, its noise, the rounding."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hdet
+
+__all__ = ["describe", "rounded", "summary"]
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """The machine and the versions: enough to repeat a measurement, nothing that names the host."""
+    facts: dict[str, Any] = {
+        "hdet": hdet.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "device": device,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    if torch.device(device).type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def summary(name: str, values: Iterable[float]) -> dict[str, Any]:
+    """The median under ``name`` and the quartiles beside it."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {name: middle, f"{name}_iqr": [low, high]}
+
+
+def rounded(value: Any) -> Any:
+    """Four significant digits for every float within."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _cpu() -> str:
+    """The processor's name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" in facts:
+        return facts["model name"]
+    # ARM kernels print numbers instead of a name: implementer 0x41, part 0xd0c is a Neoverse-N1.
+    numbers = [facts[key] for key in ("CPU implementer", "CPU part") if key in facts]
+    return " ".join([platform.machine(), *numbers])
