@@ -115,7 +115,7 @@ class Ensemble:
                 "leave schedule=None"
             )
 
-        self._schedule = schedule
+        self._advance_schedule = schedule.step if schedule is not None else _stay
         self._sync_every = sync_every
         self._total_steps = total_steps
         self._controller = controller
@@ -128,8 +128,10 @@ class Ensemble:
         # The factor on the schedule that a controller moves; 1 is the schedule as it stands.
         self._states = [ControlState(1.0) for _ in self._explored]
         self._diverges = any(axis.spread > 0 for axis in self._explored)
+        self._moved = False
         self._signal = TrainingLoss()
         self._optimizer_stepped = False
+        self._fanned_out = False
         self._said: set[str] = set()
         self._steps = self._round = 0
         self._mean: Mean | None = None
@@ -190,8 +192,16 @@ class Ensemble:
         due = self._steps % self._sync_every == 0 or self._steps == self._total_steps
         # The sync comes before the schedule moves on: its values are those of the step just taken.
         record = self._sync() if due and self._diverges else None
-        self._advance_schedule()
+        if self._moved:
+            self._advance_moved_schedule()
+        else:
+            self._advance_schedule()
         return record
+
+    @property
+    def moved(self) -> bool:
+        """Whether a controller has moved a base value off its schedule."""
+        return self._moved
 
     def converge(self) -> None:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
@@ -238,6 +248,7 @@ class Ensemble:
         self._seed = state["seed"]
         for axis, saved in zip(self._explored, state["explored"], strict=True):
             axis.load_state_dict(saved)
+        self._moved = any(axis.moved for axis in self._explored)
         self._states = [ControlState(*saved) for saved in state["states"]]
         loss = state["loss"]
         if loss["rank"] == self._replicas.rank:
@@ -273,20 +284,22 @@ class Ensemble:
 
     def _fan_out(self, *_: object) -> None:
         """Eq. 2: this replica steps with η·ρ_r."""
-        self._restore()  # an optimizer step that raised never reached its post hook
+        if self._fanned_out:  # an optimizer step that raised never reached its post hook
+            self._restore()
         if self._divergence is None and self._diverges:
             self._gauge()  # the interval's displacement is counted from here
-        for axis, rho in zip(self._explored, self._own, strict=True):
-            if rho != 1.0:
-                axis.fan_out(rho)
+        self._fanned_out = True
+        for axis, rho in self._off_base:
+            axis.fan_out(rho)
 
     def _fan_in(self, *_: object) -> None:
         self._restore()
         self._optimizer_stepped = True
 
     def _restore(self) -> None:
-        for axis in self._explored:
+        for axis, _ in self._off_base:
             axis.restore()
+        self._fanned_out = False
 
     def _assign(self) -> None:
         """Eq. 9: the multipliers of all replicas in this round, and this replica's own."""
@@ -295,13 +308,14 @@ class Ensemble:
             for axis in self._explored
         ]
         self._own = [row[self._replicas.rank] for row in self._multipliers]
+        self._off_base = [
+            (axis, rho) for axis, rho in zip(self._explored, self._own, strict=True) if rho != 1.0
+        ]
 
-    def _advance_schedule(self) -> None:
-        if self._schedule is None:
-            return
+    def _advance_moved_schedule(self) -> None:
         for axis in self._explored:
             axis.uncover()
-        self._schedule.step()
+        self._advance_schedule()
         for axis in self._explored:
             axis.cover()
 
@@ -359,6 +373,7 @@ class Ensemble:
                 events += _departures(axis, decision, losses)
                 self._states[i] = decision.state
                 axis.move(decision.state.value)
+                self._moved = self._moved or axis.moved
                 weights, delta = decision.weights, decision.delta
             records.append(
                 HyperparameterRecord(
@@ -448,6 +463,10 @@ def check_sync_every(caller: str, sync_every: int) -> None:
             f"{caller}: sync_every (model_sync_interval, T) must be an integer of at least 1, "
             f"got {sync_every!r}"
         )
+
+
+def _stay() -> None:
+    """The schedule of a learning rate that nobody schedules."""
 
 
 def _departures(axis: GroupLearningRate, decision: Decision, losses: Sequence[float]) -> list[str]:

@@ -78,17 +78,24 @@ class GroupLearningRate:
     def fan_out(self, multiplier: float) -> None:
         """Let this replica's own value stand in ``group["lr"]`` until :meth:`restore`."""
         group = self._group
-        self._base = _copy(group["lr"])
-        if isinstance(group["lr"], Tensor):
-            group["lr"].mul_(multiplier)
+        lr = group["lr"]
+        if isinstance(lr, Tensor):
+            self._base = lr.detach().clone()
+            lr.mul_(multiplier)
         else:
-            group["lr"] = group["lr"] * multiplier
+            self._base = lr
+            group["lr"] = lr * multiplier
 
     def restore(self) -> None:
         """Put the base value back, bit for bit."""
         if self._base is not None:
             _write(self._group, self._base)
             self._base = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether ``group["lr"]`` is no longer the schedule's alone."""
+        return self._schedule_value is not None
 
     def uncover(self) -> None:
         """Show the schedule the value it wrote last: many schedules compute the next from it."""
@@ -98,8 +105,10 @@ class GroupLearningRate:
     def cover(self) -> None:
         """Keep the schedule's new value and show the base value again."""
         if self._schedule_value is not None:
-            self._schedule_value = _copy(self._group["lr"])
-            self._show(self._schedule_value)
+            group = self._group
+            lr = group["lr"]
+            self._schedule_value = lr.detach().clone() if isinstance(lr, Tensor) else lr
+            _write(group, self.factor * (lr if self._held_at is None else self._held_at))
 
     def move(self, factor: float) -> None:
         """Set the controller's factor."""
@@ -108,7 +117,8 @@ class GroupLearningRate:
         if self._schedule_value is None:
             self._schedule_value = _copy(self._group["lr"])
         self.factor = factor
-        self._show(self._schedule_value)
+        self.uncover()
+        self.cover()
 
     def hold(self) -> None:
         """From now on the schedule no longer counts: the curve stays where it is."""
@@ -132,18 +142,14 @@ class GroupLearningRate:
             torch.full_like(now, kept) if kept is not None and isinstance(now, Tensor) else kept
         )
 
-    def _show(self, schedule_value: float | Tensor) -> None:
-        held = self._held_at
-        _write(self._group, self.factor * (schedule_value if held is None else held))
-
 
 def _copy(value: float | Tensor) -> float | Tensor:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _write(group: dict[str, Any], value: float | Tensor) -> None:
-    if not isinstance(group["lr"], Tensor):
-        group["lr"] = float(value)
+    if not isinstance(value, Tensor) and not isinstance(group["lr"], Tensor):
+        group["lr"] = value
     elif isinstance(value, Tensor):
         group["lr"].copy_(value)
     else:

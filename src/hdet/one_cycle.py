@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any, Literal, SupportsFloat
 
@@ -198,7 +199,8 @@ class OneCycleAutoLR(OneCycleLR):
             super().step()
             return None
         record = self._ensemble.step(loss)
-        self._last_lr = [_copy(group["lr"]) for group in self.optimizer.param_groups]
+        if self._ensemble.moved:
+            self._last_lr = [_copy(group["lr"]) for group in self.optimizer.param_groups]
         return record
 
     def converge(self) -> None:
@@ -242,10 +244,7 @@ class _Curve:
     """The OneCycleLR beneath the façade, as the engine's base schedule."""
 
     def __init__(self, scheduler: OneCycleAutoLR) -> None:
-        self._scheduler = scheduler
-
-    def step(self) -> None:
-        OneCycleLR.step(self._scheduler)
+        self.step = partial(OneCycleLR.step, scheduler)
 
 
 def _copy(lr: float | Tensor) -> float | Tensor:

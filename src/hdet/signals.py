@@ -32,15 +32,13 @@ class TrainingLoss:
         """Take one loss: a tensor with one element, or anything that ``float()`` takes."""
         if not isinstance(loss, Tensor):
             self._sum += float(loss)
-        elif loss.numel() != 1:
-            raise ValueError(
-                f"step(loss): loss must be a scalar, got a tensor of shape {tuple(loss.shape)}; "
-                "reduce it first, e.g. loss.mean()"
-            )
-        elif loss.is_cpu:
-            self._sum += loss.detach().item()
-        else:
+        elif not loss.is_cpu:
             self._keep(loss.detach())
+        else:
+            try:
+                self._sum += loss.item()
+            except RuntimeError:
+                raise _not_a_scalar(loss) from None
         self.count += 1
 
     def mean(self) -> float:
@@ -62,6 +60,8 @@ class TrainingLoss:
         self._addresses.clear()
 
     def _keep(self, loss: Tensor) -> None:
+        if loss.numel() != 1:
+            raise _not_a_scalar(loss)
         # A loss that is still kept cannot have been freed. The same address again therefore means that
         # one storage is written over at every step (the static output of a CUDA graph): what was kept
         # there is lost, and from now on each loss is summed at once.
@@ -84,3 +84,10 @@ class TrainingLoss:
         self._device_sum = batch if self._device_sum is None else self._device_sum + batch
         self._pending.clear()
         self._addresses.clear()
+
+
+def _not_a_scalar(loss: Tensor) -> ValueError:
+    return ValueError(
+        f"step(loss): loss must be a scalar, got a tensor of shape {tuple(loss.shape)}; reduce it first, "
+        "e.g. loss.mean()"
+    )
