@@ -34,7 +34,11 @@ logger = logging.getLogger("hdet")
 
 
 class Schedule(Protocol):
-    """Anything whose ``step()`` writes the next learning rates: every torch scheduler but the plateau's."""
+    """Anything whose ``step()`` writes the next learning rates: every torch scheduler but the plateau's.
+
+    One with an attribute ``covers_itself`` that is true passes what it computes through
+    :meth:`Ensemble.covered` before it writes it, and never reads it back.
+    """
 
     def step(self) -> object: ...
 
@@ -116,6 +120,7 @@ class Ensemble:
             )
 
         self._advance_schedule = schedule.step if schedule is not None else _stay
+        self._covers_itself = getattr(schedule, "covers_itself", False)
         self._sync_every = sync_every
         self._total_steps = total_steps
         self._controller = controller
@@ -128,7 +133,8 @@ class Ensemble:
         # The factor on the schedule that a controller moves; 1 is the schedule as it stands.
         self._states = [ControlState(1.0) for _ in self._explored]
         self._diverges = any(axis.spread > 0 for axis in self._explored)
-        self._moved = False
+        #: Whether a controller has moved a base value off its schedule.
+        self.moved = False
         self._signal = TrainingLoss()
         self._optimizer_stepped = False
         self._fanned_out = False
@@ -192,16 +198,16 @@ class Ensemble:
         due = self._steps % self._sync_every == 0 or self._steps == self._total_steps
         # The sync comes before the schedule moves on: its values are those of the step just taken.
         record = self._sync() if due and self._diverges else None
-        if self._moved:
-            self._advance_moved_schedule()
+        if self.moved and not self._covers_itself:
+            self._advance_covered_schedule()
         else:
             self._advance_schedule()
         return record
 
-    @property
-    def moved(self) -> bool:
-        """Whether a controller has moved a base value off its schedule."""
-        return self._moved
+    def covered(self, schedule_values: list[float | Tensor]) -> list[float | Tensor]:
+        """The base values over the schedule's own, for a schedule that covers itself."""
+        pairs = zip(self._explored, schedule_values, strict=True)
+        return [axis.covered(value) for axis, value in pairs]
 
     def converge(self) -> None:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
@@ -248,7 +254,7 @@ class Ensemble:
         self._seed = state["seed"]
         for axis, saved in zip(self._explored, state["explored"], strict=True):
             axis.load_state_dict(saved)
-        self._moved = any(axis.moved for axis in self._explored)
+        self.moved = any(axis.moved for axis in self._explored)
         self._states = [ControlState(*saved) for saved in state["states"]]
         loss = state["loss"]
         if loss["rank"] == self._replicas.rank:
@@ -312,7 +318,7 @@ class Ensemble:
             (axis, rho) for axis, rho in zip(self._explored, self._own, strict=True) if rho != 1.0
         ]
 
-    def _advance_moved_schedule(self) -> None:
+    def _advance_covered_schedule(self) -> None:
         for axis in self._explored:
             axis.uncover()
         self._advance_schedule()
@@ -373,7 +379,7 @@ class Ensemble:
                 events += _departures(axis, decision, losses)
                 self._states[i] = decision.state
                 axis.move(decision.state.value)
-                self._moved = self._moved or axis.moved
+                self.moved = self.moved or axis.moved
                 weights, delta = decision.weights, decision.delta
             records.append(
                 HyperparameterRecord(

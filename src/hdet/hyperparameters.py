@@ -102,13 +102,17 @@ class GroupLearningRate:
         if self._schedule_value is not None:
             _write(self._group, self._schedule_value)
 
+    def covered(self, schedule_value: float | Tensor) -> float | Tensor:
+        """Keep the schedule's new value; what stands over it is the base value."""
+        if self._schedule_value is None:
+            return schedule_value
+        self._schedule_value = schedule_value
+        return self.factor * (schedule_value if self._held_at is None else self._held_at)
+
     def cover(self) -> None:
-        """Keep the schedule's new value and show the base value again."""
-        if self._schedule_value is not None:
-            group = self._group
-            lr = group["lr"]
-            self._schedule_value = lr.detach().clone() if isinstance(lr, Tensor) else lr
-            _write(group, self.factor * (lr if self._held_at is None else self._held_at))
+        """Show the base value again after the schedule has written its own."""
+        group = self._group
+        _write(group, self.covered(_copy(group["lr"])))
 
     def move(self, factor: float) -> None:
         """Set the controller's factor."""

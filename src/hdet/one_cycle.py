@@ -198,10 +198,13 @@ class OneCycleAutoLR(OneCycleLR):
         if self._ensemble is None:  # OneCycleLR's constructor takes the step that sets the first values
             super().step()
             return None
-        record = self._ensemble.step(loss)
-        if self._ensemble.moved:
-            self._last_lr = [_copy(group["lr"]) for group in self.optimizer.param_groups]
-        return record
+        return self._ensemble.step(loss)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """OneCycleLR's values times what auto-LR has found."""
+        values: list[float | Tensor] = super().get_lr()
+        ensemble = self._ensemble
+        return values if ensemble is None or not ensemble.moved else ensemble.covered(values)
 
     def converge(self) -> None:
         """Average the replicas now, without ending the interval. Every rank must call it."""
@@ -241,14 +244,15 @@ _SHARED = frozenset(inspect.signature(OneCycleAutoLR.__init__).parameters) - {
 
 
 class _Curve:
-    """The OneCycleLR beneath the façade, as the engine's base schedule."""
+    """The OneCycleLR beneath the façade, as the engine's base schedule.
+
+    It computes each value from ``max_lr``, never from the last one, so the façade's ``get_lr`` can cover it.
+    """
+
+    covers_itself = True
 
     def __init__(self, scheduler: OneCycleAutoLR) -> None:
         self.step = partial(OneCycleLR.step, scheduler)
-
-
-def _copy(lr: float | Tensor) -> float | Tensor:
-    return lr.clone() if isinstance(lr, Tensor) else lr
 
 
 def _wrong_rank(rank: int, world_size: int, replicas: Replicas) -> str:

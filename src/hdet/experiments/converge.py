@@ -44,13 +44,19 @@ def run(
                     on_progress(f"gloo ×{size}, {megabytes} MB in {count} tensors")
                 job = (megabytes // 8, count // 4, 5) if quick else (megabytes, count, repetitions)
                 rows.append(ranks.run(_measure, *job, device, size=size, timeout=400)[0])
-    return {
-        "experiment": "converge",
-        "command": "hdet bench converge" + (" --quick" if quick else ""),
-        "machine": machine.describe(device),
-        "goals": {"hdet over the limit": GOAL, "extra memory in buckets": 2},
-        "rows": rows,
+    ratios = [row["ratio_to_limit"] for row in rows]
+    worst = max(ratio[OURS] for ratio in ratios)
+    buckets = max(row["extra_buckets"] for row in rows)
+    goals = {
+        "hdet over the limit": {"at_most": GOAL, "measured": worst, "met": worst <= GOAL},
+        "ahead of both others": {
+            "met": all(ratio[OURS] < min(ratio[TORCH], ratio[EACH]) for ratio in ratios)
+        },
+        "extra memory in buckets": {"at_most": 2, "measured": buckets, "met": buckets <= 2},
     }
+    about = machine.about("converge", quick=quick, device=device)
+    result: dict[str, Any] = machine.rounded({**about, "goals": goals, "rows": rows})
+    return result
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -77,7 +83,7 @@ def _measure(rank: int, megabytes: int, count: int, repetitions: int, device: st
     numel = sum(t.numel() for t in tensors)
     flat = torch.randn(numel, device=device)
     replicas = ProcessReplicas(None, torch.device(device))
-    mean = BucketedMean(tensors, size=replicas.size, all_reduce=replicas._sum)
+    mean = BucketedMean(tensors, size=replicas.size, all_reduce=replicas.all_reduce)
     ways: dict[str, Callable[[], object]] = {
         LIMIT: lambda: dist.all_reduce(flat),
         OURS: mean,
@@ -91,14 +97,14 @@ def _measure(rank: int, megabytes: int, count: int, repetitions: int, device: st
         "megabytes": round(numel * 4 / 2**20, 1),
         "tensors": len(tensors),
         "repetitions": repetitions,
-        "milliseconds": {way: _round(1e3 * t) for way, t in medians.items()},
+        "milliseconds": {way: 1e3 * t for way, t in medians.items()},
         "quartiles": {
-            way: [_round(1e3 * q) for q in statistics.quantiles(times, n=4)[::2]]
+            way: [1e3 * q for q in machine.summary(way, times)[f"{way}_iqr"]]
             for way, times in seconds.items()
         },
-        "ratio_to_limit": {way: _round(t / medians[LIMIT]) for way, t in medians.items()},
-        "extra_megabytes": _round(mean.extra_bytes / 2**20),
-        "extra_buckets": _round(mean.extra_bytes / BUCKET_BYTES),
+        "ratio_to_limit": {way: t / medians[LIMIT] for way, t in medians.items()},
+        "extra_megabytes": mean.extra_bytes / 2**20,
+        "extra_buckets": mean.extra_bytes / BUCKET_BYTES,
     }
 
 
@@ -110,8 +116,8 @@ def _interleaved(
     for repetition in range(repetitions + 1):
         order = list(ways) if repetition % 2 else list(reversed(ways))
         for way in order:
-            if way == EACH and repetition > 5:
-                continue  # it takes seconds, and five times are enough to place it
+            if way == EACH and repetition > 3:
+                continue  # it takes up to fifteen seconds, and three times place it
             _settle(device)
             began = time.perf_counter()
             ways[way]()
@@ -150,7 +156,3 @@ def _settle(device: str) -> None:
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -14,10 +14,16 @@ import torch
 
 import hdet
 
-__all__ = ["describe", "rounded", "summary"]
+__all__ = ["about", "rounded", "summary"]
 
 
-def describe(device: str = "cpu") -> dict[str, Any]:
+def about(name: str, *, quick: bool, device: str) -> dict[str, Any]:
+    """How to repeat an experiment, and where it was made."""
+    options = (" --quick" if quick else "") + (f" --device {device}" if device != "cpu" else "")
+    return {"experiment": name, "command": f"hdet bench {name}{options}", "machine": _describe(device)}
+
+
+def _describe(device: str) -> dict[str, Any]:
     """The machine and the versions: enough to repeat a measurement, nothing that names the host."""
     facts: dict[str, Any] = {
         "hdet": hdet.__version__,

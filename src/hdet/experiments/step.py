@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.experiments.machine import describe, rounded, summary
+from hdet.experiments import machine
+from hdet.experiments.machine import rounded, summary
 from hdet.one_cycle import OneCycleAutoLR
 from hdet.replicas.launch import LocalProcesses
 
@@ -68,7 +69,7 @@ def run(
         say("training under DDP")
         measured = ranks.run(_training, device, plan, timeout=_TIMEOUT_SECONDS)[0]
     rows.append(_overhead(measured, rows))
-    about = {"experiment": "step", "command": "hdet bench step", "quick": quick, "machine": describe(device)}
+    about = machine.about("step", quick=quick, device=device)
     result: dict[str, Any] = rounded({**about, "goals": _goals(rows), "rows": rows})
     return result
 

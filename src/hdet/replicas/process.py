@@ -70,7 +70,7 @@ class ProcessReplicas(Replicas):
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         integer = [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
         floating = [b for b in buffers if b.is_floating_point() or b.is_complex()]
-        mean = BucketedMean([*tensors, *floating], size=self.size, all_reduce=self._sum)
+        mean = BucketedMean([*tensors, *floating], size=self.size, all_reduce=self.all_reduce)
 
         def converge() -> tuple[str, ...]:
             mean()
@@ -92,7 +92,8 @@ class ProcessReplicas(Replicas):
             return (f"{differing} integer buffer values differed: the maximum was taken",)
         return ()
 
-    def _sum(self, tensor: Tensor) -> Work:
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """Start the sum of a tensor over the replicas, in place."""
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return _Patient(self, cast("dist.Work", work))
 
