@@ -45,7 +45,7 @@ def check(tensors: list[Tensor], *, bucket_bytes: int, in_place_bytes: int = 1 <
         tensors,
         size=size,
         all_reduce=echo.all_reduce,
-        bucket_bytes=bucket_bytes,
+        memory_bytes=3 * bucket_bytes,
         in_place_bytes=in_place_bytes,
     )
     mean()
@@ -53,7 +53,7 @@ def check(tensors: list[Tensor], *, bucket_bytes: int, in_place_bytes: int = 1 <
     for a, b in zip(before, tensors, strict=True):
         assert torch.equal(a, b)
     assert layout == [(t.data_ptr(), t.stride()) for t in tensors]
-    assert mean.extra_bytes <= 2 * bucket_bytes
+    assert mean.extra_bytes <= 3 * bucket_bytes
     assert echo.under_way == 0
     return echo
 
@@ -66,7 +66,7 @@ def test_two_tensors_of_six_with_room_for_ten() -> None:
 def test_one_tensor_larger_than_a_bucket() -> None:
     echo = check([torch.randn(5, 5)], bucket_bytes=40)
     assert [t.numel() for t in echo.sent] == [10, 10, 5] * 2
-    assert echo.most_under_way == 2
+    assert echo.most_under_way == 3
 
 
 def test_large_tensors_travel_as_they_lie() -> None:

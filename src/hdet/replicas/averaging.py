@@ -1,8 +1,8 @@
 """The mean behind *converge* (Eq. 3): many tensors, few collectives, in place.
 
-Small tensors are packed into one of two reused buckets, summed in float32 (float64 stays float64) and
-copied back, the packing of one bucket overlapping the communication of the other. A large tensor that
-already lies in memory as it travels is summed where it is. Addresses, strides and memory formats never
+Small tensors are packed into reused buckets, summed in float32 (float64 stays float64) and copied back;
+while two buckets travel, a third is packed or unpacked. A large tensor that already lies in memory as it
+travels is summed where it is. Addresses, strides and memory formats never
 change. The plan is made once; carrying it out allocates nothing.
 """
 
@@ -18,9 +18,11 @@ from torch import Tensor
 
 __all__ = ["BucketedMean", "Work", "flat_pieces"]
 
-BUCKET_BYTES = 16 << 20
+#: All extra memory. Smaller buckets overlap better, larger ones cost fewer collectives (docs/log.md).
+MEMORY_BYTES = 48 << 20
+BUCKETS = 3
 #: From this size on a collective of its own costs less than packing and unpacking (docs/log.md).
-IN_PLACE_BYTES = 4 << 20
+IN_PLACE_BYTES = 3 << 20
 
 
 class Work(Protocol):
@@ -60,7 +62,7 @@ class BucketedMean:
         tensors: what to average. Views of one memory (tied parameters) are averaged once.
         size: the number of replicas.
         all_reduce: starts an in-place sum over the replicas.
-        bucket_bytes: the size of each of the two buckets.
+        memory_bytes: the extra memory, on each device, that the buckets share.
         in_place_bytes: dense tensors of the wire's dtype from this size on are not packed.
     """
 
@@ -70,7 +72,7 @@ class BucketedMean:
         *,
         size: int,
         all_reduce: Callable[[Tensor], Work],
-        bucket_bytes: int = BUCKET_BYTES,
+        memory_bytes: int = MEMORY_BYTES,
         in_place_bytes: int = IN_PLACE_BYTES,
     ) -> None:
         self._size = size
@@ -90,18 +92,19 @@ class BucketedMean:
         chunks = [
             (device, wire, chunk)
             for (device, wire), pieces in packed.items()
-            for chunk in _chunks(pieces, max(1, bucket_bytes // wire.itemsize))
+            for chunk in _chunks(pieces, max(1, memory_bytes // BUCKETS // wire.itemsize))
         ]
-        # Buckets take turns in two memories per device, each as large as its largest bucket.
+        # The buckets of a device take turns in its memories, each as large as its largest bucket.
         sizes: dict[tuple[torch.device, int], int] = {}
         for i, (device, wire, chunk) in enumerate(chunks):
-            sizes[device, i % 2] = max(sizes.get((device, i % 2), 0), _numel(chunk) * wire.itemsize)
+            bytes_ = _numel(chunk) * wire.itemsize
+            sizes[device, i % BUCKETS] = max(sizes.get((device, i % BUCKETS), 0), bytes_)
         self._memory = {
             (device, turn): torch.empty(bytes_, dtype=torch.uint8, device=device)
             for (device, turn), bytes_ in sizes.items()
         }
         self._buckets = [
-            _Bucket.within(self._memory[device, i % 2], wire, chunk)
+            _Bucket.within(self._memory[device, i % BUCKETS], wire, chunk)
             for i, (device, wire, chunk) in enumerate(chunks)
         ]
         planned = _numel(self._in_place) + sum(_numel(bucket.pieces) for bucket in self._buckets)
@@ -119,8 +122,7 @@ class BucketedMean:
         in_place = [(tensor, self._all_reduce(tensor)) for tensor in self._in_place]
         under_way: deque[tuple[_Bucket, Work]] = deque()
         for bucket in self._buckets:
-            # Two memories: with two buckets under way, the next one's is still taken.
-            if len(under_way) == 2:
+            if len(under_way) == BUCKETS:  # the next one's memory is still taken
                 self._finish(*under_way.popleft())
             bucket.pack()
             under_way.append((bucket, self._all_reduce(bucket.flat)))
