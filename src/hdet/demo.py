@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -195,22 +196,23 @@ def _evaluate(run: Run, model: nn.Module, data: Digits, lr: float) -> Outcome:
 def table(outcomes: Sequence[Outcome]) -> Table:
     """One line per run, the two schedulers of a maximum learning rate together."""
     first = outcomes[0].run
-    view = Table(
-        title=f"8×8 digits, {first.replicas} replicas, {first.steps} steps, spread {first.spread:.3g}"
+    view = Table(  # 78 columns: it must fit a terminal of 80
+        title=f"8×8 digits, {first.replicas} replicas, {first.steps} steps, spread {first.spread:.3g}",
+        box=SIMPLE_HEAD,
     )
-    view.add_column("max_lr", justify="right")
+    view.add_column("max_lr", justify="right", no_wrap=True)
     view.add_column("scheduler", no_wrap=True)
-    for heading in ("base LR\nfound", "train\nloss", "held-out\nloss", "held-out\naccuracy"):
+    for heading in ("LR\nfound", "train\nloss", "test\nloss", "test\nacc."):
         view.add_column(heading, justify="right", no_wrap=True)
-    view.add_column("farthest replica\nmeasured / predicted", justify="right", no_wrap=True)
+    view.add_column("replicas apart\n(predicted)", justify="right", no_wrap=True)
     for plain, auto in _pairs(outcomes):
         for outcome in (plain, auto):
             view.add_row(
                 f"{outcome.run.max_lr:g}" if outcome is plain else "",
                 outcome.run.name,
                 f"×{outcome.lr / plain.lr:.2f}",
-                f"{outcome.train_loss:.4f}",
-                f"{outcome.test_loss:.4f}",
+                f"{outcome.train_loss:.3f}",
+                f"{outcome.test_loss:.3f}",
                 f"{outcome.test_accuracy:.1%}",
                 _distances(outcome.run),
                 end_section=outcome is auto,
@@ -229,7 +231,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     listed = " and ".join(f"{auto.test_loss:.3f} from {auto.run.max_lr:g}" for auto in rescued or elsewhere)
     return (
         f"OneCycleAutoLR moved the base learning rate to ×{min(factors):.2f}…×{max(factors):.2f} of the "
-        f"schedule's; its held-out loss differs from OneCycleLR's by {changes}. It "
+        f"schedule's; its test loss differs from OneCycleLR's by {changes}. It "
         f"{'made' if rescued else 'did not make'} up for a wrong max_lr: {listed}, where OneCycleLR at "
         f"{best.run.max_lr:g} has {best.test_loss:.3f}. One seed: small differences are noise."
     )
@@ -249,7 +251,9 @@ def _distances(run: Run) -> str:
     if run.history is None:
         return "–"
     farthest = max(history.read(run.history), key=_predicted)
-    return f"{max(farthest.distance_measured):.4g} / {_predicted(farthest):.4g}"
+    measured, predicted = max(farthest.distance_measured), _predicted(farthest)
+    digits_shown = ".3g" if measured < 1000 else ".0f"
+    return f"{measured:{digits_shown}} ({predicted:{digits_shown}})"
 
 
 def _predicted(record: SyncRecord) -> float:

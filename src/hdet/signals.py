@@ -24,8 +24,7 @@ class TrainingLoss:
         self.count = 0
         self._sum = 0.0
         self._device_sum: Tensor | None = None
-        self._pending: list[Tensor] = []
-        self._addresses: set[int] = set()
+        self._pending: dict[int, Tensor] = {}
         self._storage_is_reused = False
 
     def add(self, loss: Tensor | SupportsFloat) -> None:
@@ -33,7 +32,7 @@ class TrainingLoss:
         if not isinstance(loss, Tensor):
             self._sum += float(loss)
         elif not loss.is_cpu:
-            self._keep(loss.detach())
+            self._keep(loss)
         else:
             try:
                 self._sum += loss.item()
@@ -57,33 +56,30 @@ class TrainingLoss:
         self._sum = total
         self._device_sum = None
         self._pending.clear()
-        self._addresses.clear()
 
     def _keep(self, loss: Tensor) -> None:
         if loss.numel() != 1:
             raise _not_a_scalar(loss)
+        address = loss.data_ptr()
         # A loss that is still kept cannot have been freed. The same address again therefore means that
         # one storage is written over at every step (the static output of a CUDA graph): what was kept
         # there is lost, and from now on each loss is summed at once.
-        if loss.data_ptr() in self._addresses and not self._storage_is_reused:
+        if address in self._pending:
             self._storage_is_reused = True
-            kept = [item for item in self._pending if item.data_ptr() != loss.data_ptr()]
-            self.count -= len(self._pending) - len(kept)
-            self._pending = kept
-        self._pending.append(loss)
-        self._addresses.add(loss.data_ptr())
+            self.count -= 1
+        self._pending[address] = loss.detach()
         if self._storage_is_reused or len(self._pending) >= _FLUSH:
             self._flush()
 
     def _flush(self) -> None:
         if not self._pending:
             return
-        device = self._pending[0].device
+        losses = list(self._pending.values())
+        device = losses[0].device
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        batch = torch.stack([loss.reshape(()).to(device, dtype) for loss in self._pending]).sum()
+        batch = torch.stack([loss.reshape(()).to(device) for loss in losses]).sum(dtype=dtype)
         self._device_sum = batch if self._device_sum is None else self._device_sum + batch
         self._pending.clear()
-        self._addresses.clear()
 
 
 def _not_a_scalar(loss: Tensor) -> ValueError:

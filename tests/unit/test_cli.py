@@ -15,7 +15,7 @@ from hdet.cli import app
 from hdet.demo import MAX_LRS, Outcome, Run, verdict
 from hdet.doctor import Finding
 
-run = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}).invoke
+run = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}).invoke
 
 
 def test_version():
@@ -82,7 +82,8 @@ def test_demo_trains_shows_and_leaves_histories(tmp_path):
     stale.write_text("not a record\n")
     result = run(app, ["demo", "--replicas", "2", "--steps", "20", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert "measured / predicted" in result.output
+    assert "(predicted)" in result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines() if "OneCycle" in line[:25])
     assert result.output.count("OneCycleAutoLR") >= len(MAX_LRS)
     for max_lr in MAX_LRS:
         records = history.read(tmp_path / f"max_lr-{max_lr:g}.jsonl")

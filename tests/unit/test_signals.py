@@ -66,4 +66,4 @@ def test_the_graph_is_not_kept() -> None:
     signal = TrainingLoss()
     loss = elsewhere(torch.ones((), requires_grad=True) * 2)
     signal.add(loss)
-    assert all(kept.grad_fn is None for kept in signal._pending)
+    assert all(kept.grad_fn is None for kept in signal._pending.values())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Iterable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,12 +59,10 @@ def rounded(value: Any) -> Any:
 def _cpu() -> str:
     """The processor's name, as far as the system tells."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+        listed = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
         return platform.processor() or platform.machine()
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    if "model name" in facts:
-        return facts["model name"]
-    # ARM kernels print numbers instead of a name: implementer 0x41, part 0xd0c is a Neoverse-N1.
-    numbers = [facts[key] for key in ("CPU implementer", "CPU part") if key in facts]
-    return " ".join([platform.machine(), *numbers])
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in listed.splitlines())
+    }
+    return facts.get("Model name", platform.machine())

@@ -21,6 +21,8 @@ __all__ = ["BucketedMean", "Work", "flat_pieces"]
 #: All extra memory. Smaller buckets overlap better, larger ones cost fewer collectives (docs/log.md).
 MEMORY_BYTES = 48 << 20
 BUCKETS = 3
+#: A smaller bucket's collective costs more than it gains.
+LEAST_BUCKET_BYTES = 4 << 20
 #: From this size on a collective of its own costs less than packing and unpacking (docs/log.md).
 IN_PLACE_BYTES = 3 << 20
 
@@ -92,7 +94,7 @@ class BucketedMean:
         chunks = [
             (device, wire, chunk)
             for (device, wire), pieces in packed.items()
-            for chunk in _chunks(pieces, max(1, memory_bytes // BUCKETS // wire.itemsize))
+            for chunk in _chunks(pieces, _capacity(pieces, wire, memory_bytes))
         ]
         # The buckets of a device take turns in its memories, each as large as its largest bucket.
         sizes: dict[tuple[torch.device, int], int] = {}
@@ -157,6 +159,12 @@ def flat_pieces(tensor: Tensor) -> list[Tensor]:
     if tensor.dim() == 1:
         return [tensor]
     return [piece for row in tensor.unbind(0) for piece in flat_pieces(row)]
+
+
+def _capacity(pieces: Iterable[Tensor], wire: torch.dtype, memory_bytes: int) -> int:
+    """Elements of a bucket: a third of the memory, or less where that still makes three buckets."""
+    third = max(LEAST_BUCKET_BYTES, -(-_numel(pieces) * wire.itemsize // BUCKETS))
+    return max(1, min(memory_bytes // BUCKETS, third) // wire.itemsize)
 
 
 def _numel(tensors: Iterable[Tensor]) -> int:

@@ -1,0 +1,90 @@
+"""Numbers in the documents come from the JSON files beside them, and from nowhere else.
+
+A document marks a place with ``<!-- quote: NAME -->`` … ``<!-- end -->``, and
+``python -m hdet.experiments.quote`` fills every such place of README.md and docs/evidence.md from
+docs/evidence/NAME.json. A test fails when a document and its JSON part.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DOCUMENTS", "fill"]
+
+DOCUMENTS = ("README.md", "docs/evidence.md")
+_PLACE = re.compile(r"(<!-- quote: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(text: str, evidence: Path) -> str:
+    """``text`` with every marked place filled anew."""
+
+    def quote(match: re.Match[str]) -> str:
+        result = json.loads((evidence / f"{match[2]}.json").read_text(encoding="utf-8"))
+        return f"{match[1]}{_RENDER[result['experiment']](result)}\n\n{_source(result)}\n{match[3]}"
+
+    return _PLACE.sub(quote, text)
+
+
+def _converge(result: dict[str, Any]) -> str:
+    ways = list(result["rows"][0]["milliseconds"])
+    lines = [
+        "| ranks | weights | " + " | ".join(ways) + " | extra memory |",
+        "|---" * (len(ways) + 3) + "|",
+    ]
+    for row in result["rows"]:
+        ms, ratio = row["milliseconds"], row["ratio_to_limit"]
+        cells = [f"{ms[way]:.0f} ms" + (f", ×{ratio[way]:.2f}" if ratio[way] != 1 else "") for way in ways]
+        size = f"{row['megabytes']:.0f} MB in {row['tensors']:,} tensors"
+        lines.append(
+            f"| gloo ×{row['ranks']} | {size} | {' | '.join(cells)} | {row['extra_megabytes']:.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
+def _step(result: dict[str, Any]) -> str:
+    lines = [
+        "| `step(loss)` between syncs | OneCycleLR | hdet | ratio (quartiles) | hooks add |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if row["part"] == "scheduler call":
+            low, high = row["ratio_iqr"]
+            moved = "before" if row["interval"] == "first" else "after"
+            lines.append(
+                f"| {row['optimizer']}, {row['groups']} group(s), {moved} auto-LR has moved | "
+                f"{row['one_cycle_us']:.0f} µs | {row['hdet_us']:.0f} µs | "
+                f"×{row['ratio']:.2f} ({low:.2f}–{high:.2f}) | {row['hooks_us']:.0f} µs |"
+            )
+    training = next(row for row in result["rows"] if row["part"] == "training")
+    lines += [
+        "",
+        f"One DDP step ({training['parameters'] / 1e6:.1f} M parameters, gloo ×{training['replicas']}) takes "
+        f"{training['step_ms']:.0f} ms, a sync {training['sync_ms']:.1f} ms; calls and hooks add "
+        f"{training['added_us']:.0f} µs a step. Cost over plain DDP, by these parts: "
+        f"**{training['overhead_by_parts_T100']:.2%}** at T = 100, "
+        f"**{training['overhead_by_parts_T1000']:.2%}** at T = 1000.",
+    ]
+    waits = [row for row in result["rows"] if row.get("scheduler") == "OneCycleAutoLR"]
+    if waits:
+        never = sum(row["never_waits"] for row in waits)
+        lines[-1] += f" No wait for the device between syncs in {never} of {len(waits)} set-ups."
+    return "\n".join(lines)
+
+
+def _source(result: dict[str, Any]) -> str:
+    about = result["machine"]
+    where = about.get("gpu") or f"{about['cores']} cores of {about['cpu']}"
+    return f"`{result['command']}`, {where}, torch {about['torch']}, {about['date'][:10]}; medians."
+
+
+_RENDER = {"converge": _converge, "step": _step}
+
+
+if __name__ == "__main__":
+    for document in map(Path, DOCUMENTS):
+        document.write_text(
+            fill(document.read_text(encoding="utf-8"), Path("docs/evidence")), encoding="utf-8"
+        )
