@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hdet.replicas.averaging import flat_pieces
 
-__all__ = ["Divergence", "Measured"]
+__all__ = ["Divergence", "Measured", "find_doubts", "predicted_distances"]
 
 _TENSORS_PER_GROUP = 64
 _VALUES_PER_TENSOR = 256
@@ -77,6 +77,38 @@ class Divergence:
             displacements=tuple(scaled[n : 2 * n]),
             rounding=math.hypot(*(e * w for e, w in zip(self._epsilons, scaled[2 * n :], strict=True))),
         )
+
+
+def predicted_distances(
+    multipliers: Sequence[Sequence[float]], displacements: Sequence[float]
+) -> tuple[float, ...]:
+    """|ρ_r − 1|·‖D‖ for every replica, where each group has multipliers and a displacement of its own.
+
+    >>> predicted_distances([(0.5, 1.5), (1.25, 0.75)], [3.0, 8.0])
+    (2.5, 2.5)
+    """
+    return tuple(
+        math.hypot(*((rho - 1) * norm for rho, norm in zip(column, displacements, strict=True)))
+        for column in zip(*multipliers, strict=True)
+    )
+
+
+def find_doubts(
+    losses: Sequence[float], measured: Sequence[float], predicted: Sequence[float], rounding: float
+) -> list[str]:
+    """Signs that the set-up is not what the method assumes."""
+    doubts: list[str] = []
+    if len(losses) > 1 and len(set(losses)) == 1 and math.isfinite(losses[0]):
+        doubts.append(
+            "the loss was the same on all ranks for a whole interval, as an all-reduced loss is: it cannot "
+            "tell replicas apart; pass each rank's own loss"
+        )
+    if max(predicted) > rounding and max(measured) < 0.1 * max(predicted):
+        doubts.append(
+            f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: something "
+            "undoes the fan-out, such as weights broadcast or averaged elsewhere"
+        )
+    return doubts
 
 
 def _sample(tensors: Sequence[Tensor]) -> list[Tensor]:

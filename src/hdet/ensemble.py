@@ -7,24 +7,23 @@ over it; there is no second copy of the cycle.
 from __future__ import annotations
 
 import logging
-import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Protocol, SupportsFloat
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet import history as history_file
 from hdet.controllers import Controller, ControlState, Decision
-from hdet.divergence import Divergence
+from hdet.divergence import Divergence, find_doubts, predicted_distances
 from hdet.history import HyperparameterRecord, SyncRecord
 from hdet.hyperparameters import GroupLearningRate, LearningRate
-from hdet.replicas import Mean, ProcessGroup, Replicas, find_replicas, local, refuse_sharded
+from hdet.layout import describe, parameter_device, trained_tensors
+from hdet.replicas import Mean, ProcessGroup, Replicas, find_replicas, refuse_sharded
 from hdet.signals import TrainingLoss
 from hdet.spread import assignment
 
@@ -60,6 +59,8 @@ class Ensemble:
         seed: of the reassignments. No global random state is read or written.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
         replicas: given instead of ``process_group`` by those who bring their own.
+        caller: the name that errors and log lines begin with.
+        first_step: where the count of steps begins, for a run that goes on.
 
     Example::
 
@@ -109,7 +110,7 @@ class Ensemble:
                 "controller": repr(controller),
                 "explore": repr(list(explore)),
                 "seed": repr(seed),
-                **_layout(optimizer, model),
+                **describe(optimizer, model),
             },
         )
         check_sync_every(caller, sync_every)
@@ -130,6 +131,9 @@ class Ensemble:
         self._history = history
 
         self._explored = [axis for item in explore for axis in item.bind(optimizer)]
+        names = [axis.name for axis in self._explored]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{caller}: explore must name each hyperparameter once, got {list(explore)}")
         # The factor on the schedule that a controller moves; 1 is the schedule as it stands.
         self._states = [ControlState(1.0) for _ in self._explored]
         self._diverges = any(axis.spread > 0 for axis in self._explored)
@@ -342,9 +346,12 @@ class Ensemble:
                 f"{self._caller}.step: the ranks are at different steps {[int(s) for s in steps]} of rounds "
                 f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
             )
-        predicted = self._predicted_distances(divergence.displacements)
+        predicted = predicted_distances(self._multipliers, divergence.displacements)
         explored, weights, said = self._control(losses)
-        events += said + self._doubts(losses, measured, predicted, divergence.rounding)
+        doubts = find_doubts(losses, measured, predicted, divergence.rounding)
+        for doubt in doubts:
+            self._say_once(logging.WARNING, doubt)
+        events += said + doubts
         record = SyncRecord(
             step=self._steps,
             round=self._round,
@@ -394,38 +401,6 @@ class Ensemble:
             )
         return tuple(records), weights, events
 
-    def _predicted_distances(self, displacements: Sequence[float]) -> tuple[float, ...]:
-        """|ρ_r − 1|·‖D‖ for every replica, each group with a multiplier of its own."""
-        return tuple(
-            math.hypot(
-                *((row[r] - 1) * norm for row, norm in zip(self._multipliers, displacements, strict=True))
-            )
-            for r in range(self._replicas.size)
-        )
-
-    def _doubts(
-        self,
-        losses: Sequence[float],
-        measured: Sequence[float],
-        predicted: Sequence[float],
-        rounding: float,
-    ) -> list[str]:
-        """Signs that the set-up is not what the method assumes: each is said once, and recorded."""
-        doubts: list[str] = []
-        if self._replicas.size > 1 and len(set(losses)) == 1 and math.isfinite(losses[0]):
-            doubts.append(
-                "the loss was the same on all ranks for a whole interval, as an all-reduced loss is: it "
-                "cannot tell replicas apart; pass each rank's own loss"
-            )
-        if max(predicted) > rounding and max(measured) < 0.1 * max(predicted):
-            doubts.append(
-                f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: "
-                "something undoes the fan-out, such as weights broadcast or averaged elsewhere"
-            )
-        for doubt in doubts:
-            self._say_once(logging.WARNING, doubt)
-        return doubts
-
     def _publish(self, record: SyncRecord) -> None:
         if self._replicas.rank != 0:
             return
@@ -437,7 +412,7 @@ class Ensemble:
 
     def _mean_of_replicas(self) -> Mean:
         """The averaging plan, made again only where the tensors to be trained are others than before."""
-        trained = [local(p) for g in self._optimizer.param_groups for p in g["params"] if p.requires_grad]
+        trained = [tensor for group in trained_tensors(self._optimizer) for tensor in group]
         buffers = list(self._model.buffers()) if self._model is not None else []
         key = [tensor.data_ptr() for tensor in (*trained, *buffers)]
         if self._mean is None or key != self._mean_key:
@@ -447,9 +422,8 @@ class Ensemble:
 
     def _gauge(self) -> Divergence:
         if self._divergence is None:
-            self._divergence = Divergence(
-                [[local(p) for p in g["params"] if p.requires_grad] for g in self._optimizer.param_groups]
-            )
+            # A group added later is averaged, but not explored.
+            self._divergence = Divergence(trained_tensors(self._optimizer)[: len(self._explored)])
         return self._divergence
 
     def _say_once(self, level: int, message: str) -> None:
@@ -482,29 +456,3 @@ def _departures(axis: GroupLearningRate, decision: Decision, losses: Sequence[fl
         given = decision.state.value * axis.curve
         events.append(f"{axis.name}: {asked:.3g} clamped to the slowest replica's {given:.3g}")
     return events
-
-
-def parameter_device(optimizer: Optimizer) -> torch.device:
-    """Where the model lives, by its first parameter."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            return torch.device(parameter.device)
-    return torch.device("cpu")
-
-
-def _layout(optimizer: Optimizer, model: nn.Module | None) -> dict[str, str]:
-    """What must be the same on all ranks for replicas to be averaged: groups, shapes, types, strides."""
-    facts = {"number of parameter groups": str(len(optimizer.param_groups))}
-    for g, group in enumerate(optimizer.param_groups):
-        settings = {k: v for k, v in group.items() if isinstance(v, (bool, int, float, str, tuple))}
-        facts[f"settings of group {g}"] = repr(settings)
-        for p, parameter in enumerate(group["params"]):
-            facts[f"parameter {p} of group {g}"] = _describe(parameter)
-    for name, buffer in model.named_buffers() if model is not None else ():
-        facts[f"buffer {name}"] = _describe(buffer)
-    return facts
-
-
-def _describe(tensor: Tensor) -> str:
-    trained = ", trained" if tensor.requires_grad else ""
-    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}{trained}"

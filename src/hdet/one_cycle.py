@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.controllers import SoftmaxController, geometric_decay, literal_decay
-from hdet.ensemble import Ensemble, check_sync_every, parameter_device
+from hdet.ensemble import Ensemble, check_sync_every
 from hdet.history import SyncRecord
 from hdet.hyperparameters import LearningRate
+from hdet.layout import parameter_device
 from hdet.replicas import ProcessGroup, Replicas, find_replicas
 
 __all__ = ["OneCycleAutoLR"]

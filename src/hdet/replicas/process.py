@@ -83,7 +83,7 @@ class ProcessReplicas(Replicas):
         """Integer buffers become their maximum; max(x) + max(−x) = 0 tells whether all were equal."""
         values = torch.cat([t.reshape(-1).to(self._device, torch.int64) for t in tensors])
         both = torch.cat([values, -values])
-        self._await(dist.all_reduce(both, dist.ReduceOp.MAX, self._group, async_op=True))
+        self._await(dist.all_reduce(both, dist.ReduceOp.MAX, self._group, async_op=True), both.is_cpu)
         maximum, negative = torch.split(both, values.numel())
         for tensor, new in zip(tensors, torch.split(maximum, [t.numel() for t in tensors]), strict=True):
             tensor.copy_(new.view(tensor.shape))
@@ -95,19 +95,19 @@ class ProcessReplicas(Replicas):
     def all_reduce(self, tensor: Tensor) -> Work:
         """Start the sum of a tensor over the replicas, in place."""
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        return _Patient(self, cast("dist.Work", work))
+        return _Patient(self, cast("dist.Work", work), tensor.is_cpu)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         rows = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._await(dist.all_gather(rows, tensor, self._group, async_op=True))
+        self._await(dist.all_gather(rows, tensor, self._group, async_op=True), tensor.is_cpu)
         return [row.cpu() for row in rows]
 
-    def _await(self, work: dist.Work | None) -> None:
+    def _await(self, work: dist.Work | None, on_cpu: bool) -> None:
         assert work is not None
         try:
-            if self._device.type == "cpu":
+            if on_cpu:
                 work.wait(self._patience)
-            else:
+            else:  # only orders the device's streams; with a timeout it would hold up the host
                 work.wait()
         except RuntimeError as error:
             raise RuntimeError(
@@ -119,12 +119,13 @@ class ProcessReplicas(Replicas):
 class _Patient:
     """A collective whose ``wait`` ends: with the result, or with an error that says who waited."""
 
-    def __init__(self, replicas: ProcessReplicas, work: dist.Work) -> None:
+    def __init__(self, replicas: ProcessReplicas, work: dist.Work, on_cpu: bool) -> None:
         self._replicas = replicas
         self._work = work
+        self._on_cpu = on_cpu
 
     def wait(self) -> None:
-        self._replicas._await(self._work)
+        self._replicas._await(self._work, self._on_cpu)
 
 
 def _first_difference(beliefs: Sequence[Mapping[str, str]]) -> str:

@@ -1,0 +1,45 @@
+"""What an optimizer trains and where it lies: the facts on which all ranks must agree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.replicas import local
+
+__all__ = ["describe", "parameter_device", "trained_tensors"]
+
+
+def trained_tensors(optimizer: Optimizer) -> list[list[Tensor]]:
+    """The tensors of each parameter group that are not frozen, as they lie on this rank."""
+    return [
+        [local(parameter) for parameter in group["params"] if parameter.requires_grad]
+        for group in optimizer.param_groups
+    ]
+
+
+def parameter_device(optimizer: Optimizer) -> torch.device:
+    """Where the model lives, by its first parameter."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return torch.device(parameter.device)
+    return torch.device("cpu")
+
+
+def describe(optimizer: Optimizer, model: nn.Module | None) -> dict[str, str]:
+    """What must be the same on all ranks for replicas to be averaged: groups, shapes, types, strides."""
+    facts = {"number of parameter groups": str(len(optimizer.param_groups))}
+    for g, group in enumerate(optimizer.param_groups):
+        settings = {k: v for k, v in group.items() if isinstance(v, (bool, int, float, str, tuple))}
+        facts[f"settings of group {g}"] = repr(settings)
+        for p, parameter in enumerate(group["params"]):
+            facts[f"parameter {p} of group {g}"] = _describe(parameter)
+    for name, buffer in model.named_buffers() if model is not None else ():
+        facts[f"buffer {name}"] = _describe(buffer)
+    return facts
+
+
+def _describe(tensor: Tensor) -> str:
+    trained = ", trained" if tensor.requires_grad else ""
+    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}{trained}"
