@@ -67,17 +67,15 @@ class TrainingLoss:
         if address in self._pending:
             self._storage_is_reused = True
             self.count -= 1
-        self._pending[address] = loss.detach()
+        self._pending[address] = loss.detach().reshape(()) if loss.dim() else loss.detach()
         if self._storage_is_reused or len(self._pending) >= _FLUSH:
             self._flush()
 
     def _flush(self) -> None:
         if not self._pending:
             return
-        losses = list(self._pending.values())
-        device = losses[0].device
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        batch = torch.stack([loss.reshape(()).to(device) for loss in losses]).sum(dtype=dtype)
+        losses = torch.stack(list(self._pending.values()))
+        batch = losses.sum(dtype=torch.float32 if losses.device.type == "mps" else torch.float64)
         self._device_sum = batch if self._device_sum is None else self._device_sum + batch
         self._pending.clear()
 

@@ -2,8 +2,10 @@
 
 Small tensors are packed into reused buckets, summed in float32 (float64 stays float64) and copied back;
 while two buckets travel, a third is packed or unpacked. A large tensor that already lies in memory as it
-travels is summed where it is. Addresses, strides and memory formats never
-change. The plan is made once; carrying it out allocates nothing.
+travels is summed where it is. Addresses, strides and memory formats never change. The plan is made once;
+carrying it out allocates nothing.
+
+``torch._foreach_copy_`` has no public name yet (torch 2.6 to 2.13); a loop of ``Tensor.copy_`` replaces it.
 """
 
 from __future__ import annotations
@@ -40,18 +42,19 @@ class _Bucket:
     flat: Tensor
     wire: list[Tensor]
     pieces: list[Tensor]
+    converts: bool
 
     @classmethod
     def within(cls, memory: Tensor, wire: torch.dtype, pieces: list[Tensor]) -> _Bucket:
         flat = memory[: _numel(pieces) * wire.itemsize].view(wire)
-        return cls(flat, list(torch.split(flat, [piece.numel() for piece in pieces])), pieces)
+        places = list(torch.split(flat, [piece.numel() for piece in pieces]))
+        return cls(flat, places, pieces, any(piece.dtype != wire for piece in pieces))
 
     def pack(self) -> None:
-        # torch.cat copies many small tensors faster than _foreach_copy_ does, but converts no dtypes.
-        if all(piece.dtype == self.flat.dtype for piece in self.pieces):
-            torch.cat(self.pieces, out=self.flat)
-        else:
+        if self.converts:
             torch._foreach_copy_(self.wire, self.pieces)
+        else:  # the same, and a third faster for many small tensors
+            torch.cat(self.pieces, out=self.flat)
 
     def unpack(self) -> None:
         torch._foreach_copy_(self.pieces, self.wire)
