@@ -43,7 +43,8 @@ class Divergence:
             for group, views in zip(groups, self._samples, strict=True)
         ]
         self._epsilons = [
-            max((torch.finfo(v.dtype).eps for v in views), default=0.0) for views in self._samples
+            max([torch.finfo(torch.float32).eps, *(torch.finfo(v.dtype).eps for v in views)])
+            for views in self._samples
         ]
         self._start = self.read()
 
@@ -51,7 +52,9 @@ class Divergence:
     def read(self) -> list[Tensor]:
         """The sampled weights as they are now."""
         return [
-            torch.cat([view.to(torch.float32) for view in views]) if views else torch.zeros(1)
+            torch.cat([view.to(views[0].device, torch.float32) for view in views])
+            if views
+            else torch.zeros(1)
             for views in self._samples
         ]
 
@@ -95,16 +98,16 @@ def predicted_distances(
 
 def find_doubts(
     losses: Sequence[float], measured: Sequence[float], predicted: Sequence[float], rounding: float
-) -> list[str]:
-    """Signs that the set-up is not what the method assumes."""
-    doubts: list[str] = []
+) -> dict[str, str]:
+    """Signs that the set-up is not what the method assumes: what kind of doubt, and the words for it."""
+    doubts: dict[str, str] = {}
     if len(losses) > 1 and len(set(losses)) == 1 and math.isfinite(losses[0]):
-        doubts.append(
+        doubts["reduced loss"] = (
             "the loss was the same on all ranks for a whole interval, as an all-reduced loss is: it cannot "
             "tell replicas apart; pass each rank's own loss"
         )
     if max(predicted) > rounding and max(measured) < 0.1 * max(predicted):
-        doubts.append(
+        doubts["no fan-out"] = (
             f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: something "
             "undoes the fan-out, such as weights broadcast or averaged elsewhere"
         )

@@ -21,15 +21,17 @@ from hdet import history as history_file
 from hdet.controllers import Controller, ControlState, Decision
 from hdet.divergence import Divergence, find_doubts, predicted_distances
 from hdet.history import HyperparameterRecord, SyncRecord
-from hdet.hyperparameters import GroupLearningRate, LearningRate
-from hdet.layout import describe, parameter_device, trained_tensors
-from hdet.replicas import Mean, ProcessGroup, Replicas, find_replicas, refuse_sharded
-from hdet.signals import TrainingLoss
+from hdet.hyperparameters import GroupLearningRate, LearningRate, separate_learning_rates
+from hdet.layout import describe, parameter_device, trained_parameters
+from hdet.replicas import Mean, ProcessGroup, Replicas, find_replicas, local, refuse_sharded
+from hdet.signals import TrainingLoss, mean_losses
 from hdet.spread import assignment
 
 __all__ = ["Ensemble", "Schedule"]
 
 logger = logging.getLogger("hdet")
+
+_TOO_MANY_CALLS = 100
 
 
 class Schedule(Protocol):
@@ -94,6 +96,8 @@ class Ensemble:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"{caller}: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+        take_over(optimizer)
+        separate_learning_rates(optimizer)
         self._caller = caller
         self._optimizer = optimizer
         self._replicas = replicas or find_replicas(
@@ -101,6 +105,8 @@ class Ensemble:
         )
         if self._replicas.size > 1:
             refuse_sharded(caller, optimizer, model, process_group)
+        writes = history is not None and self._replicas.rank == 0
+        obstacle = history_file.prepare(history) if history is not None and writes else ""
         self._replicas.agree(
             caller,
             {
@@ -110,10 +116,13 @@ class Ensemble:
                 "controller": repr(controller),
                 "explore": repr(list(explore)),
                 "seed": repr(seed),
+                "history": obstacle or "writable",
                 **describe(optimizer, model),
             },
         )
         check_sync_every(caller, sync_every)
+        if obstacle:
+            raise OSError(f"{caller}: history must be a file that can be written, got {obstacle}")
         if isinstance(schedule, ReduceLROnPlateau):
             raise TypeError(
                 f"{caller}: schedule must step without a metric, got ReduceLROnPlateau; step it yourself and "
@@ -141,14 +150,18 @@ class Ensemble:
         self.moved = False
         self._signal = TrainingLoss()
         self._optimizer_stepped = False
+        self._calls_without_step = 0
         self._fanned_out = False
         self._said: set[str] = set()
         self._steps = self._round = 0
         self._mean: Mean | None = None
         self._mean_key: list[int] = []
+        self._trained: dict[int, Tensor] = {}
         self._divergence: Divergence | None = None
         self.resume_at(first_step)
         self._attach()
+        if self._diverges:
+            self._mean_of_replicas()  # what cannot be averaged is refused now, not at the first sync
         if model is None and self._replicas.size > 1 and self._diverges:
             self._say_once(
                 logging.WARNING,
@@ -170,6 +183,7 @@ class Ensemble:
     @property
     def replica_lrs(self) -> list[float]:
         """The learning rate that this replica's next optimizer step uses, for each group."""
+        self._restore()
         return [axis.base * rho for axis, rho in zip(self._explored, self._own, strict=True)]
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
@@ -185,12 +199,9 @@ class Ensemble:
                 f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and "
                 "got loss=None; call step(loss)"
             )
-        if not self._optimizer_stepped:
-            self._say_once(
-                logging.WARNING,
-                "step() was called although the optimizer has not stepped since the last call: taken for "
-                "gradient accumulation or a skipped step, the schedule waits",
-            )
+        # Without a spread this is the plain schedule, which steps whenever it is told to.
+        if not self._optimizer_stepped and self._diverges:
+            self._wait_for_optimizer()
             return None
         if self._steps == self._total_steps:
             raise ValueError(
@@ -198,6 +209,7 @@ class Ensemble:
                 "raise total_steps or stop training"
             )
         self._optimizer_stepped = False
+        self._calls_without_step = 0
         self._steps += 1
         due = self._steps % self._sync_every == 0 or self._steps == self._total_steps
         # The sync comes before the schedule moves on: its values are those of the step just taken.
@@ -210,8 +222,9 @@ class Ensemble:
 
     def covered(self, schedule_values: list[float | Tensor]) -> list[float | Tensor]:
         """The base values over the schedule's own, for a schedule that covers itself."""
-        pairs = zip(self._explored, schedule_values, strict=True)
-        return [axis.covered(value) for axis, value in pairs]
+        count = len(self._explored)
+        pairs = zip(self._explored, schedule_values[:count], strict=True)
+        return [axis.covered(value) for axis, value in pairs] + schedule_values[count:]
 
     def converge(self) -> None:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
@@ -246,8 +259,8 @@ class Ensemble:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off. The losses of an unfinished interval are one rank's
-        own, and are taken up by that rank alone."""
+        """Take up where :meth:`state_dict` left off. The losses of an unfinished interval are one rank's own:
+        they count if every rank resumes from its own state, and for none if all resume from one rank's."""
         if len(state["explored"]) != len(self._explored):
             raise ValueError(
                 f"{self._caller}.load_state_dict: the state has {len(state['explored'])} explored "
@@ -262,7 +275,7 @@ class Ensemble:
         self._states = [ControlState(*saved) for saved in state["states"]]
         loss = state["loss"]
         if loss["rank"] == self._replicas.rank:
-            self._signal.reset(loss["sum"], loss["count"])
+            self._signal.reset((loss["sum"], loss["count"]))
         else:
             self._signal.reset()
         self._divergence = None
@@ -279,17 +292,12 @@ class Ensemble:
     # ------------------------------------------------------------------ fan-out
 
     def _attach(self) -> None:
-        previous: weakref.ref[Ensemble] | None = getattr(self._optimizer, "_hdet_ensemble", None)
-        before = previous() if previous else None
-        if before is not None:
-            before.detach()
-            self._log(logging.INFO, "takes over the optimizer from an earlier hdet scheduler")
-        # Two ensembles on one optimizer would multiply each other's spread; the newest one counts.
         self._optimizer._hdet_ensemble = weakref.ref(self)  # type: ignore[attr-defined]
         self._handles = [
             self._optimizer.register_step_pre_hook(self._fan_out),
             self._optimizer.register_step_post_hook(self._fan_in),
             self._optimizer.register_state_dict_pre_hook(lambda _: self._restore()),
+            self._optimizer.register_load_state_dict_pre_hook(lambda *_: self._restore()),
         ]
 
     def _fan_out(self, *_: object) -> None:
@@ -333,14 +341,16 @@ class Ensemble:
 
     def _sync(self) -> SyncRecord:
         began = time.perf_counter()
+        mean = self._mean_of_replicas()
         gauge = self._gauge()
         before = gauge.read()
-        events = list(self._mean_of_replicas()())
+        events = list(mean())
         divergence = gauge.measure(before)
 
-        own = [float(self._steps), float(self._round), self._signal.mean(), divergence.distance]
+        own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row()]
         rows = self._replicas.gather(own)
-        steps, rounds, losses, measured = (tuple(column) for column in zip(*rows, strict=True))
+        steps, rounds, measured = (tuple(column) for column in zip(*(row[:3] for row in rows), strict=True))
+        losses = mean_losses([row[3:] for row in rows])
         if len({*zip(steps, rounds, strict=True)}) > 1:
             raise RuntimeError(
                 f"{self._caller}.step: the ranks are at different steps {[int(s) for s in steps]} of rounds "
@@ -349,9 +359,9 @@ class Ensemble:
         predicted = predicted_distances(self._multipliers, divergence.displacements)
         explored, weights, said = self._control(losses)
         doubts = find_doubts(losses, measured, predicted, divergence.rounding)
-        for doubt in doubts:
-            self._say_once(logging.WARNING, doubt)
-        events += said + doubts
+        for kind, doubt in doubts.items():
+            self._say_once(logging.WARNING, doubt, kind)
+        events += said
         record = SyncRecord(
             step=self._steps,
             round=self._round,
@@ -361,12 +371,12 @@ class Ensemble:
             distance_measured=measured,
             distance_predicted=predicted,
             milliseconds=(time.perf_counter() - began) * 1e3,
-            events=tuple(dict.fromkeys(events)),
+            events=(*dict.fromkeys(events), *doubts.values()),
         )
         self._round += 1
         self._assign()
         self._signal.reset()
-        self._publish(record)
+        self._publish(record, events)
         return record
 
     def _control(
@@ -401,34 +411,58 @@ class Ensemble:
             )
         return tuple(records), weights, events
 
-    def _publish(self, record: SyncRecord) -> None:
+    def _publish(self, record: SyncRecord, events: Sequence[str]) -> None:
+        """Rank 0 writes; a full disk is no reason to stop training, or to fall behind the other ranks."""
         if self._replicas.rank != 0:
             return
+        for event in dict.fromkeys(events):
+            self._log(logging.WARNING, f"step {record.step}: {event}")
         if self._history is not None:
-            history_file.append(self._history, record)
-        for event in record.events:
-            if event not in self._said:
-                self._log(logging.WARNING, f"step {record.step}: {event}")
+            try:
+                history_file.append(self._history, record)
+            except OSError as error:
+                self._say_once(logging.WARNING, f"the history could not be written: {error}", "history")
 
     def _mean_of_replicas(self) -> Mean:
-        """The averaging plan, made again only where the tensors to be trained are others than before."""
-        trained = [tensor for group in trained_tensors(self._optimizer) for tensor in group]
+        """The averaging plan, made again only where the tensors to be trained are others than before.
+
+        What was trained at the last sync is averaged once more: it may have been frozen in between.
+        """
+        now = {id(p): p for group in trained_parameters(self._optimizer) for p in group}
+        tensors = [local(p) for p in {**now, **self._trained}.values()]
+        self._trained = now
         buffers = list(self._model.buffers()) if self._model is not None else []
-        key = [tensor.data_ptr() for tensor in (*trained, *buffers)]
+        key = [tensor.data_ptr() for tensor in (*tensors, *buffers)]
         if self._mean is None or key != self._mean_key:
-            self._mean = self._replicas.plan_mean(trained, buffers)
+            self._mean = self._replicas.plan_mean(tensors, buffers)
             self._mean_key = key
+            self._divergence = None
         return self._mean
 
     def _gauge(self) -> Divergence:
         if self._divergence is None:
             # A group added later is averaged, but not explored.
-            self._divergence = Divergence(trained_tensors(self._optimizer)[: len(self._explored)])
+            groups = trained_parameters(self._optimizer)[: len(self._explored)]
+            self._divergence = Divergence([[local(p) for p in group] for group in groups])
         return self._divergence
 
-    def _say_once(self, level: int, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+    def _wait_for_optimizer(self) -> None:
+        self._calls_without_step += 1
+        self._say_once(
+            logging.WARNING,
+            "step() was called although the optimizer has not stepped since the last call: taken for "
+            "gradient accumulation or a skipped step, the schedule waits",
+        )
+        if self._calls_without_step == _TOO_MANY_CALLS:
+            self._say_once(
+                logging.WARNING,
+                f"{_TOO_MANY_CALLS} calls of step() without one of optimizer.step(): is this the optimizer "
+                "that trains? Its step hooks have not been called",
+            )
+
+    def _say_once(self, level: int, message: str, kind: str = "") -> None:
+        if (kind or message) not in self._said:
+            self._said.add(kind or message)
             self._log(level, message)
 
     def _log(self, level: int, message: str) -> None:
@@ -443,6 +477,14 @@ def check_sync_every(caller: str, sync_every: int) -> None:
             f"{caller}: sync_every (model_sync_interval, T) must be an integer of at least 1, "
             f"got {sync_every!r}"
         )
+
+
+def take_over(optimizer: Optimizer) -> None:
+    """Two ensembles on one optimizer would multiply each other's spread: the newest one counts."""
+    previous: weakref.ref[Ensemble] | None = getattr(optimizer, "_hdet_ensemble", None)
+    before = previous() if previous else None
+    if before is not None:
+        before.detach()
 
 
 def _stay() -> None:

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HyperparameterRecord", "SyncRecord", "append", "read"]
+__all__ = ["HyperparameterRecord", "SyncRecord", "append", "prepare", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,19 @@ class SyncRecord:
         return record
 
 
+def prepare(path: str | PathLike[str]) -> str:
+    """Make the file and its folder if need be; what stands in the way, or nothing."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with Path(path).open("a", encoding="utf-8"):
+            return ""
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def append(path: str | PathLike[str], record: SyncRecord) -> None:
-    """Add one record to the end of a history file, making its folder if need be."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    """Add one record to the end of a history file that :func:`prepare` has made."""
+    with Path(path).open("a", encoding="utf-8") as file:
         file.write(record.to_json() + "\n")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["GroupLearningRate", "LearningRate"]
+__all__ = ["GroupLearningRate", "LearningRate", "separate_learning_rates"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class GroupLearningRate:
         # The schedule's own value, kept aside once group["lr"] no longer shows it.
         self._schedule_value: float | Tensor | None = None
         self._base: float | Tensor | None = None
+        self._own: float = 0.0
 
     @property
     def _group(self) -> dict[str, Any]:
@@ -84,12 +85,14 @@ class GroupLearningRate:
             lr.mul_(multiplier)
         else:
             self._base = lr
-            group["lr"] = lr * multiplier
+            self._own = group["lr"] = lr * multiplier
 
     def restore(self) -> None:
-        """Put the base value back, bit for bit."""
+        """Put the base value back, bit for bit, unless somebody has written another one since."""
         if self._base is not None:
-            _write(self._group, self._base)
+            group = self._group
+            if isinstance(group["lr"], Tensor) or group["lr"] == self._own:
+                _write(group, self._base)
             self._base = None
 
     @property
@@ -145,6 +148,16 @@ class GroupLearningRate:
         self._schedule_value = (
             torch.full_like(now, kept) if kept is not None and isinstance(now, Tensor) else kept
         )
+
+
+def separate_learning_rates(optimizer: Optimizer) -> None:
+    """Give every group a tensor of its own where torch has put one ``lr`` tensor into several."""
+    seen: set[int] = set()
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            if id(group["lr"]) in seen:
+                group["lr"] = group["lr"].detach().clone()
+            seen.add(id(group["lr"]))
 
 
 def _copy(value: float | Tensor) -> float | Tensor:

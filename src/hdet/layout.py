@@ -6,15 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.replicas import local
-
-__all__ = ["describe", "parameter_device", "trained_tensors"]
+__all__ = ["describe", "parameter_device", "trained_parameters"]
 
 
-def trained_tensors(optimizer: Optimizer) -> list[list[Tensor]]:
-    """The tensors of each parameter group that are not frozen, as they lie on this rank."""
+def trained_parameters(optimizer: Optimizer) -> list[list[Tensor]]:
+    """The parameters of each group that are not frozen."""
     return [
-        [local(parameter) for parameter in group["params"] if parameter.requires_grad]
+        [parameter for parameter in group["params"] if parameter.requires_grad]
         for group in optimizer.param_groups
     ]
 

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.controllers import SoftmaxController, geometric_decay, literal_decay
-from hdet.ensemble import Ensemble, check_sync_every
+from hdet.ensemble import Ensemble, check_sync_every, take_over
 from hdet.history import SyncRecord
-from hdet.hyperparameters import LearningRate
-from hdet.layout import parameter_device
-from hdet.replicas import ProcessGroup, Replicas, find_replicas
+from hdet.hyperparameters import LearningRate, separate_learning_rates
+from hdet.layout import describe, parameter_device
+from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
 
 __all__ = ["OneCycleAutoLR"]
 
@@ -56,7 +56,8 @@ class OneCycleAutoLR(OneCycleLR):
             mended, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which with OneCycleLR's
             default factors *raises* the learning rate.
         process_group: the replicas; the default group if None, this process alone without one.
-        seed: of the reassignments. Global random states are never touched.
+        seed: of the reassignments. Global random states are never touched. Give two schedulers of one run
+            (two optimizers) different seeds, or their replicas explore in step.
         model: makes buffers known, which are then averaged with the parameters.
         history: a JSONL file to which rank 0 appends one :class:`~hdet.SyncRecord` per sync.
 
@@ -120,9 +121,11 @@ class OneCycleAutoLR(OneCycleLR):
         replicas = find_replicas(
             "OneCycleAutoLR", device=parameter_device(optimizer), process_group=process_group
         )
+        if replicas.size > 1:
+            refuse_sharded("OneCycleAutoLR", optimizer, model, process_group)
         trusted = (rank, world_size) in ((0, 1), (replicas.rank, replicas.size))
         settings["rank"] = "the group's" if trusted else f"{rank} of {world_size}"
-        replicas.agree("OneCycleAutoLR", settings)
+        replicas.agree("OneCycleAutoLR", {**settings, **describe(optimizer, model)})
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
         if not isinstance(auto_lr_warmup_steps, int) or auto_lr_warmup_steps < 0:
@@ -138,6 +141,8 @@ class OneCycleAutoLR(OneCycleLR):
         explore = LearningRate(spread=ensemble_lr_spread_ratio)
         controller = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
 
+        take_over(optimizer)
+        separate_learning_rates(optimizer)
         super().__init__(
             optimizer,
             max_lr,
@@ -161,7 +166,7 @@ class OneCycleAutoLR(OneCycleLR):
                 auto_lr_warmup_steps,
                 self.total_steps,
             )
-        elif decay != "schedule":
+        elif enable_auto_lr and decay != "schedule":
             rule = geometric_decay if decay == "geometric" else literal_decay
             gamma = rule(
                 div_factor=div_factor,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import SupportsFloat
 
 import torch
 from torch import Tensor
 
-__all__ = ["TrainingLoss"]
+__all__ = ["TrainingLoss", "mean_losses"]
 
 _FLUSH = 32
 
@@ -22,6 +23,7 @@ class TrainingLoss:
 
     def __init__(self) -> None:
         self.count = 0
+        self.restored = (0.0, 0)
         self._sum = 0.0
         self._device_sum: Tensor | None = None
         self._pending: dict[int, Tensor] = {}
@@ -40,9 +42,9 @@ class TrainingLoss:
                 raise _not_a_scalar(loss) from None
         self.count += 1
 
-    def mean(self) -> float:
-        """The mean since the last reset, NaN if there was no loss. Waits for the device."""
-        return self.total() / self.count if self.count else math.nan
+    def row(self) -> list[float]:
+        """What this replica tells the others: sum and count, and how much of both is from before a resume."""
+        return [self.total(), float(self.count), self.restored[0], float(self.restored[1])]
 
     def total(self) -> float:
         """The sum since the last reset. Waits for the device."""
@@ -50,10 +52,10 @@ class TrainingLoss:
         on_device = 0.0 if self._device_sum is None else float(self._device_sum)
         return self._sum + on_device
 
-    def reset(self, total: float = 0.0, count: int = 0) -> None:
-        """Begin an interval, or take up an interrupted one."""
-        self.count = count
-        self._sum = total
+    def reset(self, restored: tuple[float, int] = (0.0, 0)) -> None:
+        """Begin an interval, or take up an interrupted one: sum and count of the losses before it."""
+        self.restored = restored
+        self._sum, self.count = restored
         self._device_sum = None
         self._pending.clear()
 
@@ -78,6 +80,25 @@ class TrainingLoss:
         batch = losses.sum(dtype=torch.float32 if losses.device.type == "mps" else torch.float64)
         self._device_sum = batch if self._device_sum is None else self._device_sum + batch
         self._pending.clear()
+
+
+def mean_losses(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The mean loss of every replica from all their rows; NaN for one that saw no loss.
+
+    Losses from before a resume count only if every replica brought as many: where all ranks resume from
+    rank 0's state, rank 0 alone would be judged by older, higher losses.
+
+    >>> mean_losses([[4.0, 2.0, 0.0, 0.0], [6.0, 2.0, 0.0, 0.0]])
+    (2.0, 3.0)
+    >>> mean_losses([[94.0, 11.0, 90.0, 9.0], [6.0, 2.0, 0.0, 0.0]])
+    (2.0, 3.0)
+    """
+    alike = len({restored for *_, restored in rows}) == 1
+    sums = [
+        (total, count) if alike else (total - before, count - earlier)
+        for total, count, before, earlier in rows
+    ]
+    return tuple(total / count if count else math.nan for total, count in sums)
 
 
 def _not_a_scalar(loss: Tensor) -> ValueError:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.replicas import ProcessGroup, find_replicas, local
+from hdet.replicas.averaging import distinct_tensors
 
 __all__ = ["warm_start_"]
 
@@ -50,11 +51,10 @@ def warm_start_(
     if scope not in ("global", "tensor"):
         raise ValueError(f"warm_start_: scope must be 'global' or 'tensor', got {scope!r}")
     parameters = model.parameters() if isinstance(model, nn.Module) else model
-    trained = {
-        tensor.data_ptr(): tensor.detach()
-        for tensor in map(local, (p for p in parameters if p.requires_grad and p.is_floating_point()))
-    }
-    tensors = [tensor for tensor in trained.values() if tensor.numel()]
+    tensors = [
+        torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        for tensor in distinct_tensors(local(p).detach() for p in parameters if p.requires_grad)
+    ]
     if not tensors:
         return
     replicas = find_replicas("warm_start_", device=tensors[0].device, process_group=process_group)

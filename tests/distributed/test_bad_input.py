@@ -81,6 +81,40 @@ def test_different_models(ranks: LocalProcesses, how: str, word: str) -> None:
         assert word in message, message
 
 
+def different_groups(rank: int) -> tuple[str, str, float]:
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    parameters: Any = [{"params": [w]} for w in weights] if rank == 0 else [{"params": weights}]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return message_of(
+        lambda: hdet.OneCycleAutoLR(
+            optimizer, max_lr=[0.1, 0.2], total_steps=10, ensemble_lr_spread_ratio=0.1
+        )
+    )
+
+
+def test_different_groups_raise_on_both_and_leave_nobody_waiting(ranks: LocalProcesses) -> None:
+    for kind, message, seconds in ranks.run(different_groups, size=2):
+        assert kind == "RuntimeError"
+        assert "number of parameter groups" in message
+        assert seconds < 20
+
+
+def unwritable(rank: int, path: str) -> tuple[str, str, float]:
+    _, optimizer = tasks.build("sgd")
+    return message_of(
+        lambda: hdet.OneCycleAutoLR(
+            optimizer, max_lr=0.1, total_steps=10, ensemble_lr_spread_ratio=0.1, history=path
+        )
+    )
+
+
+def test_an_unwritable_history_raises_on_all_ranks(ranks: LocalProcesses, tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    for kind, message, _ in ranks.run(unwritable, str(tmp_path / "file" / "h.jsonl"), size=2):
+        assert kind == "RuntimeError"
+        assert "history must be the same on all" in message
+
+
 def sharded(rank: int, how: str) -> tuple[str, str, float]:
     model = nn.Linear(8, 8)
     if how == "zero":

@@ -164,8 +164,8 @@ def test_a_process_group_of_ones_own(ranks: LocalProcesses) -> None:
     assert not torch.equal(results[0][1], results[2][1])
 
 
-def resume(rank: int, at: int) -> tuple[list[list[float]], list[list[float]]]:
-    """An unbroken run, and one saved at a sync and taken up by new objects."""
+def resume(rank: int, at: int, decay: str) -> tuple[list[list[float]], list[list[float]]]:
+    """An unbroken run, and one saved and taken up by new objects."""
 
     def build() -> Any:
         model, optimizer = tasks.build("adam")
@@ -182,6 +182,7 @@ def resume(rank: int, at: int) -> tuple[list[list[float]], list[list[float]]]:
                 enable_auto_lr=True,
                 loss_scale=0.1,
                 model=model,
+                decay=decay,
             ),
         )
 
@@ -203,8 +204,45 @@ def resume(rank: int, at: int) -> tuple[list[list[float]], list[list[float]]]:
     return whole[at:], train(second, at, 40)
 
 
+@pytest.mark.parametrize("decay", ["schedule", "geometric"])
 @pytest.mark.parametrize("at", [15, 17])
-def test_a_resumed_run_equals_the_unbroken_one(ranks: LocalProcesses, at: int) -> None:
+def test_a_resumed_run_equals_the_unbroken_one(ranks: LocalProcesses, at: int, decay: str) -> None:
     # Every rank resumes from its own state here, so the middle of an interval resumes exactly too.
-    for unbroken, resumed in ranks.run(resume, at, size=2):
+    for unbroken, resumed in ranks.run(resume, at, decay, size=2):
         assert resumed == unbroken
+
+
+def resume_from_rank_0(rank: int) -> Any:
+    """A checkpoint of rank 0 in mid-interval, after converge(); losses fall and hardly differ by rank."""
+    records = []
+    state: Any = None
+    for begin, end in ((0, 7), (7, 10)):
+        model, optimizer = tasks.build("sgd")
+        scheduler = hdet.OneCycleAutoLR(
+            optimizer,
+            max_lr=0.02,
+            total_steps=40,
+            ensemble_lr_spread_ratio=0.3,
+            model_sync_interval=10,
+            auto_lr_warmup_steps=0,
+            enable_auto_lr=True,
+            loss_scale="auto",
+            model=model,
+        )
+        if state is not None:
+            scheduler.load_state_dict(state)
+        for step in range(begin, end):
+            tasks.train_step(model, optimizer, rank, step)
+            records.append(scheduler.step(10.0 - step + 0.001 * rank))
+        scheduler.converge()
+        holder = [scheduler.state_dict()]
+        dist.broadcast_object_list(holder, 0)
+        state = holder[0]
+    return records[-1]
+
+
+def test_all_ranks_may_resume_from_rank_0_within_an_interval(ranks: LocalProcesses) -> None:
+    for record in ranks.run(resume_from_rank_0, size=2):
+        assert record.step == 10
+        assert record.losses == pytest.approx((2.0, 2.001)), "only what both saw since the resume"
+        assert record.weights[0] > record.weights[1]

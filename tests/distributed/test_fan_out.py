@@ -115,6 +115,8 @@ class Assorted(nn.Module):
         self.bf16 = nn.Parameter(torch.randn(40).to(torch.bfloat16))
         self.f64 = nn.Parameter(torch.randn(7, dtype=torch.float64))
         self.large = nn.Parameter(torch.randn(1100, 1000))
+        self.large_tied = nn.Parameter(self.large.detach().t())
+        self.register_buffer("mask", torch.tensor(torch.finfo(torch.float32).min))
 
 
 def converge_assorted(rank: int, auto_lr: bool) -> dict[str, Any]:
@@ -134,6 +136,8 @@ def converge_assorted(rank: int, auto_lr: bool) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(rank)
     with torch.no_grad():
         for parameter in (*model.parameters(), model.norm.running_mean, model.norm.running_var):
+            if parameter is model.large_tied:
+                continue
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(noise.to(parameter.dtype))
         model.bf16.copy_(torch.randn(40, generator=torch.Generator().manual_seed(9)))  # equal already
@@ -161,8 +165,8 @@ def test_converge(ranks: LocalProcesses, size: int, auto_lr: bool) -> None:
         assert all(torch.equal(outputs[0], other) for other in outputs), name
         if name == "norm.num_batches_tracked":
             assert outputs[0].item() == 3 + size - 1
-        elif name == "bf16":
-            assert torch.equal(outputs[0], inputs[0]), "equal bf16 replicas must stay as they are"
+        elif name in ("bf16", "mask"):
+            assert torch.equal(outputs[0], inputs[0]), "equal replicas must stay as they are"
         else:
             exact = sum(t.double() for t in inputs) / size
             scale = max(t.abs().max().item() for t in inputs)
@@ -228,3 +232,26 @@ def test_an_undone_fan_out_is_noticed(ranks: LocalProcesses) -> None:
     for record in ranks.run(undone_fan_out, size=2)[1]:
         assert max(record.distance_measured) == 0.0
         assert any("undoes the fan-out" in event for event in record.events)
+
+
+def freeze_within_an_interval(rank: int) -> list[torch.Tensor]:
+    model, optimizer = tasks.build("sgd", torch.float32)
+    scheduler = hdet.OneCycleAutoLR(
+        optimizer,
+        max_lr=0.1,
+        total_steps=12,
+        ensemble_lr_spread_ratio=SPREAD,
+        model_sync_interval=4,
+        model=model,
+    )
+    for step in range(12):
+        if step == 6:
+            optimizer.param_groups[0]["params"][0].requires_grad_(False)
+            model = DistributedDataParallel(model.module)
+        scheduler.step(tasks.train_step(model, optimizer, rank, step))
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_a_layer_frozen_within_an_interval_is_averaged_once_more(ranks: LocalProcesses) -> None:
+    for weights in zip(*ranks.run(freeze_within_an_interval, size=2), strict=True):
+        assert torch.equal(*weights)

@@ -115,6 +115,37 @@ def test_views_of_one_memory_are_averaged_once() -> None:
     assert [t.numel() for t in echo.sent] == [6, 6]
 
 
+@pytest.mark.parametrize("in_place_bytes", [1, 1 << 30])
+def test_tied_by_a_view_of_another_shape(in_place_bytes: int) -> None:
+    """A decoder that is its encoder transposed: two collectives on one memory would race."""
+    encoder = torch.randn(6, 4)
+    tied = [encoder, encoder.t(), encoder[2:], encoder.view(24)]
+    echo = check(tied, bucket_bytes=400, in_place_bytes=in_place_bytes)
+    assert [t.numel() for t in echo.sent] == [24, 24]
+    echo = check(tied[::-1], bucket_bytes=400, in_place_bytes=in_place_bytes)
+    assert [t.numel() for t in echo.sent] == [24, 24]
+
+
+def test_memory_shared_in_part_is_refused() -> None:
+    memory = torch.randn(10)
+    with pytest.raises(TypeError, match="overlaps another one's memory in part"):
+        BucketedMean([memory[:6], memory[4:]], size=2, all_reduce=Echo(2).all_reduce)
+
+
+def test_an_expanded_tensor_is_averaged_once() -> None:
+    echo = check([torch.randn(3, 1).expand(3, 5)], bucket_bytes=400)
+    assert [t.numel() for t in echo.sent] == [3, 3]
+
+
+@pytest.mark.parametrize("size", [3, 5, 7, 24])
+def test_in_float64_equal_constants_stay_as_they_are(size: int) -> None:
+    tensors = [torch.tensor(torch.finfo(torch.float32).min), torch.randn(1000)]
+    before = [t.clone() for t in tensors]
+    echo = Echo(size)
+    BucketedMean(tensors, size=size, all_reduce=echo.all_reduce, wire=torch.float64)()
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+
+
 @pytest.mark.parametrize("size", [2, 3, 5, 7])
 def test_sums_are_float32_whatever_the_weights(size: int) -> None:
     """In bf16 the sum of N equal values is not N times the value; in float32 it is, so they come back."""

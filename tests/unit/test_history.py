@@ -28,6 +28,7 @@ def record(step: int, losses: tuple[float, ...] = (1.0, 2.0)) -> SyncRecord:
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "history.jsonl"
+    assert history.prepare(path) == ""
     for step in (10, 20):
         history.append(path, record(step))
     assert history.read(path) == [record(10), record(20)]

@@ -137,7 +137,7 @@ class Twice(hdet.replicas.SoloReplica):
     rank, size = 1, 2
 
     def gather(self, row: Any) -> list[list[float]]:
-        return [[*row[:2], row[2] + 1.0, *row[3:]], list(row)]
+        return [[*row[:3], row[3] + row[4], *row[4:]], list(row)]  # its mean loss is 1 higher
 
 
 @pytest.fixture
@@ -316,3 +316,32 @@ def test_waiting_for_the_optimizer_is_said_once(caplog: pytest.LogCaptureFixture
 def test_auto_lr_that_never_acts_is_said(caplog: pytest.LogCaptureFixture) -> None:
     build(enable_auto_lr=True)
     assert any("auto_lr_warmup_steps=100000, total_steps=20" in r.getMessage() for r in caplog.records)
+
+
+def test_without_a_spread_it_steps_when_told_as_torch_does() -> None:
+    """Such as to draw the schedule, without ever stepping the optimizer."""
+    _, ours = build(ensemble_lr_spread_ratio=0.0)
+    plain = OneCycleLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1, momentum=0.9), 0.1, 20)
+    for scheduler in (ours, plain):
+        scheduler.optimizer._opt_called = True  # or torch warns of the order
+    for _ in range(20):
+        ours.step()
+        plain.step()
+        assert ours.get_last_lr() == plain.get_last_lr()
+
+
+def test_decay_without_auto_lr_is_ignored() -> None:
+    build(decay="geometric", auto_lr_warmup_steps=20)
+
+
+@pytest.mark.usefixtures("two")
+def test_a_group_added_later_keeps_its_own_value() -> None:
+    weight, scheduler = build(enable_auto_lr=True, auto_lr_warmup_steps=0, loss_scale=0.1)
+    for _ in range(7):
+        take(weight, scheduler)
+    first = scheduler.optimizer.param_groups[0]
+    added = {k: v for k, v in first.items() if k != "params"} | {"params": [nn.Parameter(torch.ones(2))]}
+    scheduler.optimizer.add_param_group(added)
+    take(weight, scheduler)
+    factor = first["lr"] / scheduler.optimizer.param_groups[1]["lr"]
+    assert factor > 1.001

@@ -108,7 +108,8 @@ def _deviation(gaps: Sequence[float]) -> float:
     largest = max(gaps)
     shares = [gap / largest for gap in gaps]
     mean = sum(shares) / len(shares)
-    return largest * math.sqrt(sum((share - mean) ** 2 for share in shares) / len(shares))
+    deviation = largest * math.sqrt(sum((share - mean) ** 2 for share in shares) / len(shares))
+    return max(deviation, math.ulp(0.0))
 
 
 def _is_number(value: object) -> bool:

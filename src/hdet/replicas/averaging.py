@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["BucketedMean", "Work", "flat_pieces"]
+__all__ = ["BucketedMean", "Work", "distinct_tensors", "flat_pieces"]
 
 #: All extra memory. Smaller buckets overlap better, larger ones cost fewer collectives (docs/log.md).
 MEMORY_BYTES = 48 << 20
@@ -67,6 +67,7 @@ class BucketedMean:
         tensors: what to average. Views of one memory (tied parameters) are averaged once.
         size: the number of replicas.
         all_reduce: starts an in-place sum over the replicas.
+        wire: the dtype of the sums; float64 tensors are summed in float64 in any case.
         memory_bytes: the extra memory, on each device, that the buckets share.
         in_place_bytes: dense tensors of the wire's dtype from this size on are not packed.
     """
@@ -77,6 +78,7 @@ class BucketedMean:
         *,
         size: int,
         all_reduce: Callable[[Tensor], Work],
+        wire: torch.dtype = torch.float32,
         memory_bytes: int = MEMORY_BYTES,
         in_place_bytes: int = IN_PLACE_BYTES,
     ) -> None:
@@ -84,36 +86,37 @@ class BucketedMean:
         self._all_reduce = all_reduce
         self._in_place: list[Tensor] = []
         packed: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        distinct = _distinct(tensors)
+        distinct = distinct_tensors(tensors)
         for tensor in distinct:
             pieces = flat_pieces(tensor)
-            wire = torch.promote_types(pieces[0].dtype, torch.float32)
-            travels_as_it_lies = len(pieces) == 1 and pieces[0].is_contiguous() and pieces[0].dtype == wire
-            if travels_as_it_lies and pieces[0].numel() * wire.itemsize >= in_place_bytes:
+            dtype = pieces[0].dtype
+            travel = torch.float64 if dtype == torch.float64 else wire
+            travels_as_it_lies = len(pieces) == 1 and pieces[0].is_contiguous() and dtype == travel
+            if travels_as_it_lies and pieces[0].numel() * travel.itemsize >= in_place_bytes:
                 self._in_place.append(pieces[0])
             else:
-                packed.setdefault((tensor.device, wire), []).extend(pieces)
+                packed.setdefault((tensor.device, travel), []).extend(pieces)
 
         chunks = [
-            (device, wire, chunk)
-            for (device, wire), pieces in packed.items()
-            for chunk in _chunks(pieces, _capacity(pieces, wire, memory_bytes))
+            (device, travel, chunk)
+            for (device, travel), pieces in packed.items()
+            for chunk in _chunks(pieces, _capacity(pieces, travel, memory_bytes))
         ]
         # The buckets of a device take turns in its memories, each as large as its largest bucket.
         sizes: dict[tuple[torch.device, int], int] = {}
-        for i, (device, wire, chunk) in enumerate(chunks):
-            bytes_ = _numel(chunk) * wire.itemsize
+        for i, (device, travel, chunk) in enumerate(chunks):
+            bytes_ = _numel(chunk) * travel.itemsize
             sizes[device, i % BUCKETS] = max(sizes.get((device, i % BUCKETS), 0), bytes_)
         self._memory = {
             (device, turn): torch.empty(bytes_, dtype=torch.uint8, device=device)
             for (device, turn), bytes_ in sizes.items()
         }
         self._buckets = [
-            _Bucket.within(self._memory[device, i % BUCKETS], wire, chunk)
-            for i, (device, wire, chunk) in enumerate(chunks)
+            _Bucket.within(self._memory[device, i % BUCKETS], travel, chunk)
+            for i, (device, travel, chunk) in enumerate(chunks)
         ]
         planned = _numel(self._in_place) + sum(_numel(bucket.pieces) for bucket in self._buckets)
-        if planned != _numel(map(_real, distinct)):
+        if planned != _numel(map(_elements, distinct)):
             raise AssertionError("BucketedMean: some element is not averaged exactly once")
 
     @property
@@ -154,7 +157,7 @@ def flat_pieces(tensor: Tensor) -> list[Tensor]:
 
     A dense tensor, whatever its strides (channels_last, transposed), is one piece.
     """
-    tensor = _real(tensor.detach())
+    tensor = _elements(tensor.detach())
     if tensor.numel() == 0:
         return []
     if _is_dense(tensor):
@@ -174,8 +177,13 @@ def _numel(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+def _elements(tensor: Tensor) -> Tensor:
+    """Real numbers, each element of memory once: an expanded dimension repeats one element."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -190,7 +198,12 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+def distinct_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Each memory once, in the order given: a view of another one's memory (tied weights) is left out.
+
+    The choice follows from the order and from who contains whom, never from addresses, so it is the same on
+    every rank.
+    """
     seen: dict[tuple[object, ...], Tensor] = {}
     for tensor in tensors:
         if tensor.layout != torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
@@ -199,7 +212,26 @@ def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
                 f"{tensor.dtype} with layout {tensor.layout}"
             )
         seen.setdefault((tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()), tensor)
-    return [tensor for tensor in seen.values() if tensor.numel()]
+    kept = [tensor for tensor in seen.values() if tensor.numel()]
+    spans = sorted(
+        (str(tensor.device), start, -end, i)
+        for i, tensor in enumerate(kept)
+        if _is_dense(tensor)
+        for start, end in [(tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size())]
+    )
+    contained: set[int] = set()
+    last_device, last_end = "", 0
+    for device, start, negative_end, i in spans:
+        if device != last_device or start >= last_end:
+            last_device, last_end = device, -negative_end
+        elif -negative_end <= last_end:
+            contained.add(i)
+        else:
+            raise TypeError(
+                f"BucketedMean: tensor {i} of shape {tuple(kept[i].shape)} overlaps another one's memory in "
+                "part; parameters may share all of their memory or none"
+            )
+    return [tensor for i, tensor in enumerate(kept) if i not in contained]
 
 
 def _chunks(pieces: Sequence[Tensor], capacity: int) -> Iterable[list[Tensor]]:

@@ -70,10 +70,15 @@ class ProcessReplicas(Replicas):
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         integer = [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
         floating = [b for b in buffers if b.is_floating_point() or b.is_complex()]
-        mean = BucketedMean([*tensors, *floating], size=self.size, all_reduce=self.all_reduce)
+        mean = BucketedMean(tensors, size=self.size, all_reduce=self.all_reduce)
+        # Buffers are often constants (a mask's least float, a table of angles): in float64 equal ones stay
+        # as they are, bit for bit.
+        exact = torch.float32 if any(b.device.type == "mps" for b in floating) else torch.float64
+        mean_of_buffers = BucketedMean(floating, size=self.size, all_reduce=self.all_reduce, wire=exact)
 
         def converge() -> tuple[str, ...]:
             mean()
+            mean_of_buffers()
             return self._maximum(integer) if integer else ()
 
         return converge
@@ -86,7 +91,8 @@ class ProcessReplicas(Replicas):
         self._await(dist.all_reduce(both, dist.ReduceOp.MAX, self._group, async_op=True), both.is_cpu)
         maximum, negative = torch.split(both, values.numel())
         for tensor, new in zip(tensors, torch.split(maximum, [t.numel() for t in tensors]), strict=True):
-            tensor.copy_(new.view(tensor.shape))
+            if 0 not in tensor.stride():  # an expanded buffer repeats its elements and cannot be written
+                tensor.copy_(new.view(tensor.shape))
         differing = int((maximum + negative).count_nonzero())
         if differing:
             return (f"{differing} integer buffer values differed: the maximum was taken",)
