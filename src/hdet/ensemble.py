@@ -222,9 +222,10 @@ class Ensemble:
 
     def covered(self, schedule_values: list[float | Tensor]) -> list[float | Tensor]:
         """The base values over the schedule's own, for a schedule that covers itself."""
-        count = len(self._explored)
-        pairs = zip(self._explored, schedule_values[:count], strict=True)
-        return [axis.covered(value) for axis, value in pairs] + schedule_values[count:]
+        bases = [axis.covered(v) for axis, v in zip(self._explored, schedule_values, strict=False)]
+        if len(bases) < len(schedule_values):  # a group added later is not explored
+            bases += schedule_values[len(bases) :]
+        return bases
 
     def converge(self) -> None:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
