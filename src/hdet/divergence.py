@@ -58,10 +58,6 @@ class Divergence:
             for views in self._samples
         ]
 
-    def restart(self) -> None:
-        """Count displacements from the present weights."""
-        self._start = self.read()
-
     @torch.no_grad()
     def measure(self, before: Sequence[Tensor]) -> Measured:
         """Compare with the weights after the mean; then restart.

@@ -19,11 +19,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet import history as history_file
 from hdet.controllers import Controller, ControlState, Decision
-from hdet.divergence import Divergence, find_doubts, predicted_distances
+from hdet.converge import Converge
+from hdet.divergence import find_doubts, predicted_distances
 from hdet.history import HyperparameterRecord, SyncRecord
 from hdet.hyperparameters import GroupLearningRate, LearningRate, separate_learning_rates
-from hdet.layout import describe, parameter_device, trained_parameters
-from hdet.replicas import Mean, ProcessGroup, Replicas, find_replicas, local, refuse_sharded
+from hdet.layout import describe, parameter_device
+from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
 from hdet.signals import TrainingLoss, mean_losses
 from hdet.spread import assignment
 
@@ -135,7 +136,6 @@ class Ensemble:
         self._total_steps = total_steps
         self._controller = controller
         self._control_after = control_after
-        self._model = model
         self._seed = seed
         self._history = history
 
@@ -154,14 +154,11 @@ class Ensemble:
         self._fanned_out = False
         self._said: set[str] = set()
         self._steps = self._round = 0
-        self._mean: Mean | None = None
-        self._mean_key: list[int] = []
-        self._trained: dict[int, Tensor] = {}
-        self._divergence: Divergence | None = None
+        self._converge = Converge(self._replicas, optimizer, model)
         self.resume_at(first_step)
         self._attach()
         if self._diverges:
-            self._mean_of_replicas()  # what cannot be averaged is refused now, not at the first sync
+            self._converge.plan()  # what cannot be averaged is refused now, not at the first sync
         if model is None and self._replicas.size > 1 and self._diverges:
             self._say_once(
                 logging.WARNING,
@@ -233,9 +230,9 @@ class Ensemble:
         For an evaluation or a checkpoint within an interval. The interval goes on: losses, multipliers
         and the time of the next sync stay as they are.
         """
-        for event in self._mean_of_replicas()():
+        _, events = self._converge()
+        for event in events:
             self._log(logging.WARNING, event)
-        self._gauge().restart()
 
     def detach(self) -> None:
         """Remove the fan-out from the optimizer; what remains is the base learning rate."""
@@ -279,7 +276,7 @@ class Ensemble:
             self._signal.reset((loss["sum"], loss["count"]))
         else:
             self._signal.reset()
-        self._divergence = None
+        self._converge.forget()
         self._assign()
 
     def resume_at(self, step: int) -> None:
@@ -287,7 +284,7 @@ class Ensemble:
         self._steps = step
         self._round = step // self._sync_every
         self._signal.reset()
-        self._divergence = None
+        self._converge.forget()
         self._assign()
 
     # ------------------------------------------------------------------ fan-out
@@ -305,8 +302,8 @@ class Ensemble:
         """Eq. 2: this replica steps with η·ρ_r."""
         if self._fanned_out:  # an optimizer step that raised never reached its post hook
             self._restore()
-        if self._divergence is None and self._diverges:
-            self._gauge()  # the interval's displacement is counted from here
+        if self._diverges and not self._converge.begun:
+            self._converge.begin()  # the interval's displacement is counted from here
         self._fanned_out = True
         for axis, rho in self._off_base:
             axis.fan_out(rho)
@@ -342,12 +339,7 @@ class Ensemble:
 
     def _sync(self) -> SyncRecord:
         began = time.perf_counter()
-        mean = self._mean_of_replicas()
-        gauge = self._gauge()
-        before = gauge.read()
-        events = list(mean())
-        divergence = gauge.measure(before)
-
+        divergence, odd = self._converge()
         own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row()]
         rows = self._replicas.gather(own)
         steps, rounds, measured = (tuple(column) for column in zip(*(row[:3] for row in rows), strict=True))
@@ -358,11 +350,11 @@ class Ensemble:
                 f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
             )
         predicted = predicted_distances(self._multipliers, divergence.displacements)
-        explored, weights, said = self._control(losses)
+        explored, weights, departures = self._control(losses)
         doubts = find_doubts(losses, measured, predicted, divergence.rounding)
         for kind, doubt in doubts.items():
             self._say_once(logging.WARNING, doubt, kind)
-        events += said
+        events = [*odd, *departures]
         record = SyncRecord(
             step=self._steps,
             round=self._round,
@@ -423,29 +415,6 @@ class Ensemble:
                 history_file.append(self._history, record)
             except OSError as error:
                 self._say_once(logging.WARNING, f"the history could not be written: {error}", "history")
-
-    def _mean_of_replicas(self) -> Mean:
-        """The averaging plan, made again only where the tensors to be trained are others than before.
-
-        What was trained at the last sync is averaged once more: it may have been frozen in between.
-        """
-        now = {id(p): p for group in trained_parameters(self._optimizer) for p in group}
-        tensors = [local(p) for p in {**now, **self._trained}.values()]
-        self._trained = now
-        buffers = list(self._model.buffers()) if self._model is not None else []
-        key = [tensor.data_ptr() for tensor in (*tensors, *buffers)]
-        if self._mean is None or key != self._mean_key:
-            self._mean = self._replicas.plan_mean(tensors, buffers)
-            self._mean_key = key
-            self._divergence = None
-        return self._mean
-
-    def _gauge(self) -> Divergence:
-        if self._divergence is None:
-            # A group added later is averaged, but not explored.
-            groups = trained_parameters(self._optimizer)[: len(self._explored)]
-            self._divergence = Divergence([[local(p) for p in group] for group in groups])
-        return self._divergence
 
     def _wait_for_optimizer(self) -> None:
         self._calls_without_step += 1
