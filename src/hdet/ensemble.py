@@ -106,8 +106,8 @@ class Ensemble:
         )
         if self._replicas.size > 1:
             refuse_sharded(caller, optimizer, model, process_group)
-        writes = history is not None and self._replicas.rank == 0
-        obstacle = history_file.prepare(history) if history is not None and writes else ""
+        writes = self._replicas.rank == 0
+        obstacle = history_file.prepare(history) if writes and history is not None else ""
         self._replicas.agree(
             caller,
             {
