@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,5 +58,8 @@ def launched_group(timeout: float = 60.0) -> Iterator[tuple[str, torch.device]]:
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     try:
         yield backend, device
+        dist.barrier()  # leave together: no rank takes the group down while another still uses it
     finally:
+        # An optimizer and the hooks on it hold each other, and with them DDP: let those go before the group.
+        gc.collect()
         dist.destroy_process_group()
