@@ -1,4 +1,4 @@
-"""Handwritten digits: the 1,797 images of 8×8 pixels that scikit-learn brings along, and a small MLP.
+"""Handwritten digits: the 1,797 images of 8×8 pixels that scikit-learn brings along, and two small models.
 
 Nothing is downloaded, and everything is a function of a seed. The global random state is never read, and
 left as it was.
@@ -6,15 +6,29 @@ left as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Digits", "batches", "build_model", "cross_entropy", "load"]
+from hdet.workloads.base import Batch, Workload, at_scale, generator, in_parts, seeded, shuffled
+
+__all__ = [
+    "Digits",
+    "batches",
+    "build_cnn",
+    "build_model",
+    "cross_entropy",
+    "load",
+    "make_cnn",
+    "make_mlp",
+]
 
 _TEST_SHARE = 0.25
+_STEPS = {"cpu": 600, "gpu": 1000}
+_BATCH, _PROBE_IMAGES, _PROBE_BATCH = 64, 256, 128
 
 #: The loss of the task: mean over the batch, natural logarithm.
 cross_entropy = nn.functional.cross_entropy
@@ -48,11 +62,37 @@ def load(seed: int = 0) -> Digits:
 
 def build_model(seed: int = 0, width: int = 64) -> nn.Module:
     """An MLP of two hidden layers whose weights depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Sequential(
             nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
         )
+
+
+def build_cnn(seed: int = 0, channels: int = 8) -> nn.Module:
+    """Two convolutions, the first with BatchNorm, and a linear layer; weights depend on the seed alone."""
+    with seeded(seed):
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 8, 8)),
+            nn.Conv2d(1, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(2 * channels * 4 * 4, 10),
+        )
+
+
+def make_mlp(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:
+    """The MLP as a workload; ``folder`` is not read."""
+    del folder
+    return _make("digits-mlp", build_model, scale, device)
+
+
+def make_cnn(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:
+    """The convolutional model as a workload; ``folder`` is not read."""
+    del folder
+    return _make("digits-cnn", build_cnn, scale, device)
 
 
 def batches(
@@ -79,3 +119,27 @@ def batches(
         for start in range(rank * per_replica, len(labels) - len(labels) % together, together):
             chosen = order[start : start + per_replica]
             yield images[chosen], labels[chosen]
+
+
+def _make(name: str, build: Callable[[int], nn.Module], scale: str, device: str) -> Workload:
+    """1,092 images to train on, 256 for the probe, 449 held out: the same for every seed."""
+    steps = at_scale(_STEPS, scale)
+    data = load()
+    images, labels = data.train_images.to(device), data.train_labels.to(device)
+    probe = images[:_PROBE_IMAGES], labels[:_PROBE_IMAGES]
+    train = images[_PROBE_IMAGES:], labels[_PROBE_IMAGES:]
+    held_out = data.test_images.to(device), data.test_labels.to(device)
+    return Workload(
+        name=name,
+        steps=steps,
+        build=lambda seed: build(seed).to(device),
+        loss=_loss,
+        batches=lambda seed: shuffled(train, _BATCH, generator(seed, "digits batches")),
+        probe=lambda seed: shuffled(probe, _PROBE_BATCH, generator(seed, "digits probe")),
+        held_out=in_parts(held_out, len(held_out[1])),
+    )
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    images, labels = batch
+    return cross_entropy(model(images), labels)
