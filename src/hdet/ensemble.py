@@ -7,6 +7,7 @@ over it; there is no second copy of the cycle.
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hdet import history as history_file
 from hdet.controllers import Controller, ControlState, Decision
 from hdet.converge import Converge
-from hdet.divergence import find_doubts, predicted_distances
-from hdet.history import HyperparameterRecord, SyncRecord
+from hdet.divergence import Measured, find_doubts, predicted_distances
+from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
+from hdet.horizon import Horizon
 from hdet.hyperparameters import GroupLearningRate, LearningRate, separate_learning_rates
 from hdet.layout import describe, parameter_device
 from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
@@ -33,6 +35,8 @@ __all__ = ["Ensemble", "Schedule"]
 logger = logging.getLogger("hdet")
 
 _TOO_MANY_CALLS = 100
+#: A schedule below this share of its peak is in its final descent.
+_DESCENT = 0.7
 
 
 class Schedule(Protocol):
@@ -56,6 +60,7 @@ class Ensemble:
         sync_every: T, in optimizer steps.
         total_steps: S. The replicas are converged at the last step even where T does not divide it.
         controller: moves the base values at each sync; None only fans out and converges.
+        horizon: judges windows by a probe instead, whose lengths then replace ``sync_every``.
         control_after: S_w, the first step at which the controller acts.
         model: makes its buffers known, which are then averaged too.
         process_group: the replicas; the default group if None, and this process alone without one.
@@ -86,6 +91,7 @@ class Ensemble:
         sync_every: int = 1000,
         total_steps: int | None = None,
         controller: Controller | None = None,
+        horizon: Horizon | None = None,
         control_after: int = 0,
         model: nn.Module | None = None,
         process_group: ProcessGroup | None = None,
@@ -115,6 +121,7 @@ class Ensemble:
                 "total_steps": repr(total_steps),
                 "control_after": repr(control_after),
                 "controller": repr(controller),
+                **(horizon.facts() if horizon is not None else {}),
                 "explore": repr(list(explore)),
                 "seed": repr(seed),
                 "history": obstacle or "writable",
@@ -155,6 +162,14 @@ class Ensemble:
         self._said: set[str] = set()
         self._steps = self._round = 0
         self._converge = Converge(self._replicas, optimizer, model)
+        self._horizon = horizon
+        self._curve_peak = self._curve_before = 0.0
+        self._undiverged = Measured(0.0, tuple(0.0 for _ in self._explored), 0.0)
+        if horizon is not None:
+            self._curve_peak = self._curve_before = self._explored[0].curve
+            horizon.bind(caller, optimizer, self._replicas, diverges=self._diverges)
+            horizon.start_at(max(axis.curve for axis in self._explored))
+            self._take_factors(horizon)
         self.resume_at(first_step)
         self._attach()
         if self._diverges:
@@ -196,8 +211,8 @@ class Ensemble:
                 f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and "
                 "got loss=None; call step(loss)"
             )
-        # Without a spread this is the plain schedule, which steps whenever it is told to.
-        if not self._optimizer_stepped and self._diverges:
+        # Without a spread or a horizon this is the plain schedule, which steps whenever it is told to.
+        if not self._optimizer_stepped and (self._diverges or self._horizon is not None):
             self._wait_for_optimizer()
             return None
         if self._steps == self._total_steps:
@@ -208,14 +223,20 @@ class Ensemble:
         self._optimizer_stepped = False
         self._calls_without_step = 0
         self._steps += 1
-        due = self._steps % self._sync_every == 0 or self._steps == self._total_steps
         # The sync comes before the schedule moves on: its values are those of the step just taken.
-        record = self._sync() if due and self._diverges else None
+        record = self._sync() if self._is_due() else None
         if self.moved and not self._covers_itself:
             self._advance_covered_schedule()
         else:
             self._advance_schedule()
         return record
+
+    def _is_due(self) -> bool:
+        last = self._steps == self._total_steps
+        if self._horizon is None:
+            return self._diverges and (last or self._steps % self._sync_every == 0)
+        self._horizon.after_step()
+        return self._steps == self._horizon.window_end or (self._diverges and last)
 
     def covered(self, schedule_values: list[float | Tensor]) -> list[float | Tensor]:
         """The base values over the schedule's own, for a schedule that covers itself."""
@@ -234,6 +255,10 @@ class Ensemble:
         for event in events:
             self._log(logging.WARNING, event)
 
+    def end_at(self, step: int) -> None:
+        """The run now has an end, or another one."""
+        self._total_steps = step
+
     def detach(self) -> None:
         """Remove the fan-out from the optimizer; what remains is the base learning rate."""
         self._restore()
@@ -249,6 +274,8 @@ class Ensemble:
             "seed": self._seed,
             "explored": [axis.state_dict() for axis in self._explored],
             "states": [(state.value, state.velocity) for state in self._states],
+            "horizon": None if self._horizon is None else self._horizon.state_dict(),
+            "curve": [self._curve_peak, self._curve_before],
             "loss": {
                 "rank": self._replicas.rank,
                 "sum": self._signal.total(),
@@ -276,6 +303,9 @@ class Ensemble:
             self._signal.reset((loss["sum"], loss["count"]))
         else:
             self._signal.reset()
+        self._curve_peak, self._curve_before = state.get("curve", (0.0, 0.0))
+        if self._horizon is not None and state.get("horizon") is not None:
+            self._horizon.load_state_dict(state["horizon"])
         self._converge.forget()
         self._assign()
 
@@ -283,6 +313,8 @@ class Ensemble:
         """Go on from a checkpoint that hdet did not write, at the start of the round that holds ``step``."""
         self._steps = step
         self._round = step // self._sync_every
+        if self._horizon is not None:
+            self._horizon.begin(step)
         self._signal.reset()
         self._converge.forget()
         self._assign()
@@ -304,6 +336,8 @@ class Ensemble:
             self._restore()
         if self._diverges and not self._converge.begun:
             self._converge.begin()  # the interval's displacement is counted from here
+        if self._horizon is not None:
+            self._horizon.before_step()
         self._fanned_out = True
         for axis, rho in self._off_base:
             axis.fan_out(rho)
@@ -339,19 +373,27 @@ class Ensemble:
 
     def _sync(self) -> SyncRecord:
         began = time.perf_counter()
-        divergence, odd = self._converge()
+        judged = self._horizon if self._steps == getattr(self._horizon, "window_end", None) else None
+        # The probe comes before the mean: a replica that diverged is judged at its own points.
+        probed = judged.measure() if judged is not None else []
+        divergence, odd = self._converge() if self._diverges else (self._undiverged, ())
         own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row()]
-        rows = self._replicas.gather(own)
+        rows = self._replicas.gather([*own, *(judged.displacements() if judged is not None else ()), *probed])
         steps, rounds, measured = (tuple(column) for column in zip(*(row[:3] for row in rows), strict=True))
-        losses = mean_losses([row[3:] for row in rows])
+        losses = mean_losses([row[3:7] for row in rows])
         if len({*zip(steps, rounds, strict=True)}) > 1:
             raise RuntimeError(
                 f"{self._caller}.step: the ranks are at different steps {[int(s) for s in steps]} of rounds "
                 f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
             )
         predicted = predicted_distances(self._multipliers, divergence.displacements)
-        explored, weights, departures = self._control(losses)
-        doubts = find_doubts(losses, measured, predicted, divergence.rounding)
+        seen: tuple[HorizonRecord, ...] = ()
+        if judged is not None:
+            explored, seen, departures = self._look_ahead(judged, [row[7:] for row in rows])
+            weights: tuple[float, ...] = ()
+        else:
+            explored, weights, departures = self._control(losses)
+        doubts = find_doubts(losses, measured, predicted, divergence.rounding) if self._diverges else {}
         for kind, doubt in doubts.items():
             self._say_once(logging.WARNING, doubt, kind)
         events = [*odd, *departures]
@@ -365,6 +407,7 @@ class Ensemble:
             distance_predicted=predicted,
             milliseconds=(time.perf_counter() - began) * 1e3,
             events=(*dict.fromkeys(events), *doubts.values()),
+            horizon=seen,
         )
         self._round += 1
         self._assign()
@@ -403,6 +446,40 @@ class Ensemble:
                 )
             )
         return tuple(records), weights, events
+
+    def _look_ahead(
+        self, horizon: Horizon, rows: Sequence[Sequence[float]]
+    ) -> tuple[tuple[HyperparameterRecord, ...], tuple[HorizonRecord, ...], list[str]]:
+        """The horizon controller's turn: one factor for all hyperparameters, or one for each."""
+        curve = self._explored[0].curve
+        rise = math.log(curve / self._curve_before) if min(curve, self._curve_before) > 0 else 0.0
+        before = [axis.base for axis in self._explored]
+        verdict = horizon.decide(self._steps, self._total_steps, rows, rise)
+        if any(decision.action == "back" for decision in verdict.decisions):
+            self._converge.forget()
+        self._take_factors(horizon)
+        self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
+        if curve < _DESCENT * self._curve_peak:
+            horizon.stop()  # the schedule is on its way down: what follows is its own doing
+        explored = tuple(
+            HyperparameterRecord(
+                name=axis.name,
+                multipliers=rho,
+                values=tuple(was * multiplier for multiplier in rho),
+                base_before=was,
+                base_after=axis.base,
+                delta=axis.base - was,
+                velocity=0.0,
+            )
+            for axis, rho, was in zip(self._explored, self._multipliers, before, strict=True)
+        )
+        return explored, horizon.records(verdict), verdict.events
+
+    def _take_factors(self, horizon: Horizon) -> None:
+        values = [state.value for state in horizon.states]
+        for i, axis in enumerate(self._explored):
+            axis.move(values[i % len(values)])
+            self.moved = self.moved or axis.moved
 
     def _publish(self, record: SyncRecord, events: Sequence[str]) -> None:
         """Rank 0 writes; a full disk is no reason to stop training, or to fall behind the other ranks."""

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HyperparameterRecord", "SyncRecord", "append", "prepare", "read"]
+__all__ = ["HorizonRecord", "HyperparameterRecord", "SyncRecord", "append", "prepare", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,28 @@ class HyperparameterRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class HorizonRecord:
+    """What one window showed, and what the horizon controller made of it.
+
+    Losses are means over all probe batches of all ranks: at the mean of the window before, at this window's
+    mean, at its last iterate. ``lag`` is gap over progress, both pooled with the windows before; ``action``
+    is scale, up, down, hold or back. NaN where nothing was measured.
+    """
+
+    name: str
+    action: str
+    speed: float
+    lag: float
+    tolerated: float
+    gap: float
+    progress: float
+    loss_previous: float
+    loss_mean: float
+    loss_end: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SyncRecord:
     """One sync as every rank saw it; ``milliseconds`` alone is the writing rank's own.
 
@@ -52,6 +74,7 @@ class SyncRecord:
     distance_predicted: tuple[float, ...]
     milliseconds: float
     events: tuple[str, ...] = ()
+    horizon: tuple[HorizonRecord, ...] = ()
 
     def to_json(self) -> str:
         """One line, valid JSON whatever the losses were."""
@@ -62,7 +85,8 @@ class SyncRecord:
         """The record that :meth:`to_json` wrote."""
         raw = json.loads(line)
         explored = tuple(_build(HyperparameterRecord, item) for item in raw["hyperparameters"])
-        record: SyncRecord = _build(cls, {**raw, "hyperparameters": explored})
+        horizon = tuple(_build(HorizonRecord, item) for item in raw.get("horizon", ()))
+        record: SyncRecord = _build(cls, {**raw, "hyperparameters": explored, "horizon": horizon})
         return record
 
 

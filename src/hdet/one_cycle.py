@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.controllers import SoftmaxController, geometric_decay, literal_decay
+from hdet.controllers import HorizonController, SoftmaxController, geometric_decay, literal_decay
 from hdet.ensemble import Ensemble, check_sync_every, take_over
 from hdet.history import SyncRecord
+from hdet.horizon import Horizon
 from hdet.hyperparameters import LearningRate, separate_learning_rates
 from hdet.layout import describe, parameter_device
+from hdet.probe import Probe
 from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
+from hdet.windows import Windows
 
 __all__ = ["OneCycleAutoLR"]
 
@@ -55,6 +58,10 @@ class OneCycleAutoLR(OneCycleLR):
             itself goes on and auto-LR moves a factor on it. ``"geometric"``: Eq. 8 with its logarithm
             mended, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which with OneCycleLR's
             default factors *raises* the learning rate.
+        controller: ``"softmax"`` is the paper's, switched on by ``enable_auto_lr``. ``"horizon"`` judges
+            windows of its own by ``probe`` (:class:`~hdet.AutoLR` without the shape): ``max_lr`` is then not
+            read but for the ratios between groups, and ``step`` needs no loss.
+        probe: what the horizon controller measures with.
         process_group: the replicas; the default group if None, this process alone without one.
         seed: of the reassignments. Global random states are never touched. Give two schedulers of one run
             (two optimizers) different seeds, or their replicas explore in step.
@@ -106,6 +113,8 @@ class OneCycleAutoLR(OneCycleLR):
         momentum_of_lr: float = 0.9,
         *,
         decay: Literal["schedule", "geometric", "literal"] = "schedule",
+        controller: Literal["softmax", "horizon"] = "softmax",
+        probe: Probe | None = None,
         process_group: ProcessGroup | None = None,
         seed: int = 0,
         model: nn.Module | None = None,
@@ -138,8 +147,10 @@ class OneCycleAutoLR(OneCycleLR):
                 f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}"
             )
         check_sync_every("OneCycleAutoLR", model_sync_interval)
+        horizon = _horizon(controller, probe)
+        model = model if horizon is None else probe.model  # type: ignore[union-attr]
         explore = LearningRate(spread=ensemble_lr_spread_ratio)
-        controller = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
+        softmax = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
 
         take_over(optimizer)
         separate_learning_rates(optimizer)
@@ -173,14 +184,15 @@ class OneCycleAutoLR(OneCycleLR):
                 final_div_factor=final_div_factor,
                 syncs=remaining / model_sync_interval,
             )
-            controller = replace(controller, decay=gamma)
+            softmax = replace(softmax, decay=gamma)
         self._ensemble = Ensemble(
             optimizer,
             [explore],
             schedule=_Curve(self),
             sync_every=model_sync_interval,
             total_steps=self.total_steps,
-            controller=controller if enable_auto_lr else None,
+            controller=softmax if enable_auto_lr and horizon is None else None,
+            horizon=horizon,
             control_after=auto_lr_warmup_steps,
             model=model,
             process_group=process_group,
@@ -245,6 +257,7 @@ _SHARED = frozenset(inspect.signature(OneCycleAutoLR.__init__).parameters) - {
     "rank",
     "process_group",
     "model",
+    "probe",
     "history",
 }
 
@@ -259,6 +272,17 @@ class _Curve:
 
     def __init__(self, scheduler: OneCycleAutoLR) -> None:
         self.step = partial(OneCycleLR.step, scheduler)
+
+
+def _horizon(controller: str, probe: Probe | None) -> Horizon | None:
+    if controller not in ("softmax", "horizon"):
+        raise ValueError(f"OneCycleAutoLR: controller must be 'softmax' or 'horizon', got {controller!r}")
+    if (controller == "horizon") != (probe is not None):
+        raise ValueError(
+            "OneCycleAutoLR: controller='horizon' and probe= go together, got "
+            f"controller={controller!r} and probe={probe!r}"
+        )
+    return None if probe is None else Horizon(probe, HorizonController(), Windows())
 
 
 def _wrong_rank(rank: int, world_size: int, replicas: Replicas) -> str:

@@ -172,9 +172,20 @@ class Probe:
         aside = f"; {self._set_aside:,} set aside" if self._set_aside else ""
         return f"{self._per_sync} batch{'es' if self._per_sync > 1 else ''}{size} a sync{aside}"
 
-    def draw(self) -> list[Any]:
+    @property
+    def model(self) -> nn.Module:
+        """The module whose weights are compared."""
+        return self._model
+
+    @property
+    def per_sync(self) -> int:
+        """How many batches one sync looks at, at most."""
+        return self._per_sync
+
+    def draw(self, at_most: int | None = None) -> list[Any]:
         """The batches of the next sync. The global random state is neither read nor moved."""
-        drawn = [self._take() for _ in range(self._per_sync)]
+        count = self._per_sync if at_most is None else min(at_most, self._per_sync)
+        drawn = [self._take() for _ in range(count)]
         for batch in drawn:
             self._batch_size = self._batch_size or _count_samples(batch)
             if self._fingerprinted < _FINGERPRINTS:

@@ -37,7 +37,7 @@ LEAVES = ("cli", "demo", "doctor", "experiments", "workloads", "__main__")
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
 def test_imports(file: Path) -> None:
-    if room(file) in ("spread", "controllers"):
+    if room(file) in ("spread", "windows", "schedules", "controllers"):
         assert not uses(file, "torch", "numpy"), "the maths knows no torch"
         assert not uses(file, "hdet") - {n for n in imports(file) if n.startswith("hdet.controllers")}
     if room(file) not in ("replicas", "experiments"):
@@ -52,13 +52,18 @@ def test_imports(file: Path) -> None:
 
 def test_public_names() -> None:
     assert sorted(hdet.__all__) == [
+        "AutoLR",
         "Ensemble",
+        "HorizonController",
+        "HorizonRecord",
         "HyperparameterRecord",
         "LearningRate",
         "OneCycleAutoLR",
+        "Probe",
         "SoftmaxController",
         "SyncRecord",
         "__version__",
+        "replay",
         "warm_start_",
     ]
     assert all(hasattr(hdet, name) for name in hdet.__all__)

@@ -1,13 +1,18 @@
 """Pure rules that move a hyperparameter: losses in, a new immutable state out. No torch, no I/O."""
 
 from hdet.controllers.base import Controller, ControlState, Decision
+from hdet.controllers.horizon import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.controllers.softmax import SoftmaxController, geometric_decay, literal_decay
 
 __all__ = [
     "ControlState",
     "Controller",
     "Decision",
+    "HorizonController",
+    "HorizonDecision",
+    "HorizonState",
     "SoftmaxController",
+    "Window",
     "geometric_decay",
     "literal_decay",
 ]

@@ -1,0 +1,267 @@
+"""AutoLR: training without a learning rate. A façade over the engine, with a shape instead of a size.
+
+The optimizer's ``lr`` is not read, but for the ratios between groups. The first steps are taken at next to
+no learning rate, then the horizon controller brings the weights to speed and climbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, SupportsFloat
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hdet.controllers.horizon import HorizonController
+from hdet.ensemble import Ensemble, check_sync_every
+from hdet.guard import Where
+from hdet.history import SyncRecord
+from hdet.horizon import Horizon
+from hdet.hyperparameters import LearningRate
+from hdet.probe import Probe
+from hdet.replay import FoundSchedule
+from hdet.replicas import ProcessGroup
+from hdet.schedules import SHAPES, Shape, WarmStableDecay
+from hdet.windows import Windows
+
+__all__ = ["AutoLR"]
+
+#: Fewer steps than this hold too few windows for any decision.
+_LEAST_STEPS = 40
+
+
+class AutoLR:
+    """Finds the learning rate while it trains; call :meth:`step` once after every ``optimizer.step()``.
+
+    Memory, beyond training: three copies of the trained weights (the window's mean, the one before, the
+    iterate to return to from probing) and, with a snapshot, one more of weights, optimizer state and buffers.
+    Time: next to nothing between windows; at the end of each, three forward passes for every probe batch.
+
+    Args:
+        optimizer: any torch optimizer. Of its learning rates only the ratios between groups count.
+        probe: measures the loss on batches that are not trained on.
+        total_steps: S. None trains open-ended until :meth:`cooldown` is called.
+        schedule: ``"wsd"`` (constant, then linearly to zero in the last quarter), ``"cosine"``,
+            ``"onecycle"``, or a torch scheduler on this optimizer, of which the curve is kept.
+        controller: the rule; its defaults are meant for everything.
+        sync_every: windows of this length, instead of ones that grow with the run.
+        scope: ``"together"`` moves all parameter groups by one factor, ``"each"`` every one by its own.
+        spread: above 0, replicas diverge by this much and each is probed at its own points (a real fan-out).
+        snapshot: where the way back from a relapse is kept: ``"device"``, ``"host"`` (pinned) or ``"off"``.
+        process_group: the replicas; the default group if None, and this process alone without one.
+        seed: of the reassignments under a spread.
+        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+
+    >>> import torch
+    >>> weight = torch.nn.Linear(8, 1)
+    >>> data = torch.randn(200, 32, 8)
+    >>> loss_of = lambda x: (weight(x) - x.sum(1, keepdim=True)).square().mean()
+    >>> optimizer = torch.optim.SGD(weight.parameters(), lr=1e-8)  # not used
+    >>> auto = AutoLR(optimizer, total_steps=160, probe=Probe(loss_of, data[160:], model=weight))
+    >>> for x in data[:160]:
+    ...     loss = loss_of(x)
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    ...     record = auto.step()
+    >>> auto.get_last_lr(), record.horizon if record else None
+    ([0.0], None)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        probe: Probe,
+        total_steps: int | None = None,
+        schedule: Literal["wsd", "cosine", "onecycle"] | LRScheduler = "wsd",
+        controller: HorizonController | None = None,
+        sync_every: int | None = None,
+        scope: Literal["together", "each"] = "together",
+        spread: float = 0.0,
+        snapshot: Where = "device",
+        process_group: ProcessGroup | None = None,
+        seed: int = 0,
+        history: str | PathLike[str] | None = None,
+    ) -> None:
+        _check(optimizer, probe, total_steps, schedule, sync_every, scope, snapshot)
+        self._shape: Shape | None = None
+        driver: LRScheduler | _Drawn
+        if isinstance(schedule, LRScheduler):
+            driver = schedule
+        else:
+            # total_steps=None has been refused for every shape that needs an end.
+            self._shape = SHAPES[schedule](total_steps)  # type: ignore[arg-type]
+            driver = _Drawn(optimizer, self._shape)
+        self._driver = driver
+        last = None if self._shape is None else self._shape.search_until
+        windows = (
+            Windows(last=last) if sync_every is None else Windows(first=sync_every, share=0.0, last=last)
+        )
+        self._horizon = Horizon(
+            probe, controller or HorizonController(), windows, scope=scope, snapshot=snapshot
+        )
+        self._optimizer = optimizer
+        self._ensemble = Ensemble(
+            optimizer,
+            [LearningRate(spread=spread)],
+            schedule=driver,
+            total_steps=total_steps,
+            horizon=self._horizon,
+            model=probe.model,
+            process_group=process_group,
+            seed=seed,
+            history=history,
+            caller="AutoLR",
+        )
+        self._found = FoundSchedule(len(optimizer.param_groups))
+        self._plain = not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
+
+    def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
+        """Call after ``optimizer.step()``; returns the record of a window when one has ended.
+
+        The training loss is not needed; given, its mean stands in the record. Between windows nothing waits
+        for the device.
+        """
+        before = self._ensemble.steps
+        used = self.get_last_lr() if self._plain else []
+        record = self._ensemble.step(loss)
+        if self._plain and self._ensemble.steps > before:
+            self._found.add(used)
+        return record
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of each group's next step."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps counted so far."""
+        return self._ensemble.steps
+
+    def cooldown(self, steps: int) -> None:
+        """Come down to zero, linearly, over the next ``steps`` steps; the search for a size ends here."""
+        if not isinstance(self._shape, WarmStableDecay):
+            raise ValueError("AutoLR.cooldown: schedule must be 'wsd'; any other comes down by itself")
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"AutoLR.cooldown: steps must be an integer of at least 1, got {steps!r}")
+        self._cool(self.steps, self.steps + steps)
+        self._horizon.stop()
+
+    def _cool(self, start: int, end: int) -> None:
+        assert isinstance(self._driver, _Drawn)
+        self._shape = self._driver.shape = WarmStableDecay(end, start)
+        self._ensemble.end_at(end)
+
+    def converge(self) -> None:
+        """Average replicas that diverge (``spread`` above 0) now, without ending the window."""
+        self._ensemble.converge()
+
+    def export(self, path: str | PathLike[str]) -> None:
+        """Write the learning rate of every step so far as JSON, for :func:`hdet.replay`."""
+        if not self._plain:
+            raise ValueError(
+                "AutoLR.export: learning rates that are tensors are not read between windows, so they are "
+                "not known; use floats"
+            )
+        Path(path).write_text(self._found.to_json() + "\n", encoding="utf-8")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Save it beside model and optimizer. Holds tensors: the window in progress and the way back."""
+        cooling = isinstance(self._shape, WarmStableDecay)
+        return {
+            "engine": self._ensemble.state_dict(),
+            "found": self._found.to_json(),
+            "cooldown": [self._shape.decay_from, self._shape.total_steps] if cooling else None,  # type: ignore[union-attr]
+            "schedule": None if self._shape is not None else self._driver.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off, after model and optimizer have been loaded."""
+        if state["schedule"] is not None and isinstance(self._driver, LRScheduler):
+            self._driver.load_state_dict(state["schedule"])
+        elif isinstance(self._driver, _Drawn):
+            self._driver.at = state["engine"]["steps"]
+        self._ensemble.load_state_dict(state["engine"])
+        if state["cooldown"] is not None and None not in state["cooldown"]:
+            self._cool(*state["cooldown"])
+        self._found = FoundSchedule.from_json(state["found"])
+
+    def extra_bytes(self) -> int:
+        """Memory taken beyond training itself."""
+        return self._horizon.extra_bytes()
+
+
+class _Drawn:
+    """A shape, drawn into the optimizer's groups with their own ratios."""
+
+    def __init__(self, optimizer: Optimizer, shape: Shape) -> None:
+        self._optimizer = optimizer
+        self.shape = shape
+        self.at = 0
+        first = float(optimizer.param_groups[0]["lr"])
+        self._ratios = [float(group["lr"]) / first for group in optimizer.param_groups]
+        self._write()
+
+    def step(self) -> None:
+        self.at += 1
+        self._write()
+
+    def _write(self) -> None:
+        value = self.shape(self.at)
+        for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=False):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(ratio * value)
+            else:
+                group["lr"] = ratio * value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+
+def _check(
+    optimizer: object,
+    probe: object,
+    total_steps: object,
+    schedule: object,
+    sync_every: int | None,
+    scope: object,
+    snapshot: object,
+) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"AutoLR: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+    if not isinstance(probe, Probe):
+        raise TypeError(
+            f"AutoLR: probe must be a hdet.Probe, got {type(probe).__name__}; hdet.Probe(loss_fn, batches, "
+            "model=model) makes one"
+        )
+    zero = [i for i, group in enumerate(optimizer.param_groups) if not float(group["lr"]) > 0]
+    if zero:
+        raise ValueError(
+            "AutoLR: the groups' lr must be > 0, for their ratios are kept, got "
+            f"{float(optimizer.param_groups[zero[0]]['lr'])} in group {zero[0]}; give another, or freeze it"
+        )
+    if total_steps is not None and (not isinstance(total_steps, int) or total_steps < _LEAST_STEPS):
+        raise ValueError(
+            f"AutoLR: total_steps must be an integer of at least {_LEAST_STEPS}, or None to run open-ended, "
+            f"got {total_steps!r}"
+        )
+    if not isinstance(schedule, LRScheduler):
+        if schedule not in SHAPES:
+            raise ValueError(
+                f"AutoLR: schedule must be one of {', '.join(map(repr, SHAPES))} or a torch LRScheduler, "
+                f"got {schedule!r}"
+            )
+        if total_steps is None and schedule != "wsd":
+            raise ValueError(f"AutoLR: schedule={schedule!r} needs total_steps; only 'wsd' runs open-ended")
+    elif schedule.optimizer is not optimizer:
+        raise ValueError("AutoLR: schedule must be a scheduler of this optimizer, got one of another")
+    if sync_every is not None:
+        check_sync_every("AutoLR", sync_every)
+    if scope not in ("together", "each"):
+        raise ValueError(f"AutoLR: scope must be 'together' or 'each', got {scope!r}")
+    if snapshot not in ("device", "host", "off"):
+        raise ValueError(f"AutoLR: snapshot must be 'device', 'host' or 'off', got {snapshot!r}")

@@ -1,0 +1,265 @@
+"""The horizon controller: as fast as the final decay can forgive, no faster, and never in a hurry.
+
+A window of training leaves three points behind: the mean of the window before, p; its own mean, m; and its
+last iterate, e. On batches not trained on,
+
+    progress = L(p) − L(m)      what the averaged path gained in one window,
+    gap      = L(e) − L(m)      noise that averaging has removed, and the final decay will,
+    lag      = gap / progress   how many windows the noise throws the iterate back.
+
+The end alone is biased down and the mean alone is blind to too high a learning rate; their ratio is neither.
+A lag far below what is tolerated says that the learning rate limits progress, a lag above it that noise
+does. How much is tolerated follows from how fast the weights travel, relative to their own norm and to the
+length of the run: slow weights may be noisy, fast ones may not. Growth is bounded by a power of the time,
+which is a warm-up of its own: what ruins a young network, an older one takes. No torch, no I/O; float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+__all__ = ["HorizonController", "HorizonDecision", "HorizonState", "Window"]
+
+Action = Literal["scale", "up", "down", "hold", "back"]
+
+#: Windows that only bring the weights to speed, before any noise is judged.
+_SCALING_WINDOWS = 3
+_SCALING_STEP = math.log(3.0)
+#: A relative displacement below this is lost in rounding; then the next window tries a hundred times more.
+_LEAST_DISPLACEMENT = 1e-6
+_BLIND_STEP = math.log(100.0)
+_BACK = math.log(1 / 3)
+#: Without an end in sight the run is taken to be at this share of its length.
+_OPEN_ENDED_SHARE = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one window showed.
+
+    Args:
+        step: t, steps taken at its end.
+        next_step: t′, where the next window ends.
+        total_steps: S, or None while nobody knows.
+        displacement: ‖m − p‖ / ‖p‖.
+        apart: steps between the middles of this window and the one before.
+        previous, mean, end: the loss of each probe batch at p, m and e; empty in the first window.
+        rise: how much the schedule itself rose over the window, as a logarithm.
+    """
+
+    step: int
+    next_step: int
+    total_steps: int | None
+    displacement: float
+    apart: float
+    previous: Sequence[float] = ()
+    mean: Sequence[float] = ()
+    end: Sequence[float] = ()
+    rise: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """t/S."""
+        return _OPEN_ENDED_SHARE if self.total_steps is None else self.step / self.total_steps
+
+    @property
+    def speed(self) -> float:
+        """v: by how much of their own norm the weights would move in the whole run at this pace."""
+        return self.displacement * (self.step / self.share) / self.apart
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonState:
+    """What is remembered between two windows. ``value`` is the factor on the schedule."""
+
+    value: float
+    windows: int = 0
+    first_loss: float | None = None
+    gap: float | None = None
+    progress: float | None = None
+    last_gap: float = 0.0
+    backs: int = 0
+    total_backs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonDecision:
+    """The new state, what was done, and the numbers it rests on."""
+
+    state: HorizonState
+    action: Action
+    speed: float
+    gap: float = math.nan
+    progress: float = math.nan
+    lag: float = math.nan
+    tolerated: float = math.nan
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonController:
+    """Moves a factor on a schedule from what windows of training show.
+
+    With t the steps taken, S the whole run and v the relative speed:
+
+        v* = speed / √(t/S),    c = tolerance · v*/v,
+        Δ log η = growth · log(t′/t) · clip((c − lag)/c, −1, 1).
+
+    Args:
+        tolerance: the lag, in windows, that weights travelling at v* may have.
+        growth: the learning rate grows, and shrinks, at most like t^growth.
+        start_speed: v that the first windows bring the weights to.
+        speed: v* at the end of the run.
+        top_speed: v beyond which the learning rate does not grow: a trust region.
+        memory: weight of the windows before in the pooled gap and progress, in [0, 1).
+        significance: a difference of gap from c·progress below this many standard errors moves nothing.
+        relapse: a loss at m above that at p by this share of the improvement so far is a relapse: go back.
+
+    >>> controller = HorizonController()
+    >>> state = HorizonState(1e-3, windows=9, first_loss=4.0)
+    >>> seen = Window(step=100, next_step=120, total_steps=2000, displacement=0.02, apart=18,
+    ...               previous=[2.0], mean=[1.9], end=[1.92])
+    >>> decision = controller.update(state, seen)
+    >>> decision.action, round(decision.lag, 2), round(decision.tolerated, 1)
+    ('up', 0.2, 12.1)
+    """
+
+    tolerance: float = 3.0
+    growth: float = 1.5
+    start_speed: float = 2.0
+    speed: float = 2.0
+    top_speed: float = 16.0
+    memory: float = 0.5
+    significance: float = 1.0
+    relapse: float = 0.05
+    #: Progress below this share of the improvement so far counts as none: nothing is gained by more speed.
+    standstill: float = 0.003
+
+    def __post_init__(self) -> None:
+        for name in ("tolerance", "growth", "start_speed", "speed", "top_speed"):
+            value = getattr(self, name)
+            if not (_is_number(value) and math.isfinite(value) and value > 0):
+                raise ValueError(f"HorizonController: {name} must be a finite number > 0, got {value!r}")
+        if not (_is_number(self.memory) and 0 <= self.memory < 1):
+            raise ValueError(f"HorizonController: memory must be in [0, 1), got {self.memory!r}")
+        for name in ("significance", "relapse", "standstill"):
+            value = getattr(self, name)
+            if not (_is_number(value) and math.isfinite(value) and value >= 0):
+                raise ValueError(f"HorizonController: {name} must be a finite number >= 0, got {value!r}")
+
+    def update(self, state: HorizonState, window: Window) -> HorizonDecision:
+        """One window: the state after it, with the factor for the next."""
+        speed = window.speed
+        if not window.mean:
+            return self._scale_blindly(state, window)
+        gap, progress = _differences(window)
+        first = state.first_loss if state.first_loss is not None else _mean(window.previous)
+        state = replace(state, windows=state.windows + 1, first_loss=first)
+        if self._relapsed(state, window, progress):
+            return self._back(state, speed, _mean(gap), _mean(progress))
+        state = replace(state, last_gap=_mean(gap), backs=0)
+        if state.windows <= _SCALING_WINDOWS:
+            return self._scale(state, speed, _mean(gap), _mean(progress))
+
+        pooled_gap = self._pool(state.gap, _mean(gap))
+        pooled_progress = self._pool(state.progress, _mean(progress))
+        state = replace(state, gap=pooled_gap, progress=pooled_progress)
+        improvement = max(first - _mean(window.mean), 0.0)
+        least = self.standstill * improvement
+        tolerated = self.tolerance * self.speed / math.sqrt(window.share) / max(speed, 1e-12)
+        lag = _ratio(pooled_gap, max(pooled_progress, least))
+        seen = HorizonDecision(state, "hold", speed, pooled_gap, pooled_progress, lag, tolerated)
+        if not self._is_significant(gap, progress, tolerated):
+            return replace(seen, why="not significant")
+        limit = self.growth * math.log(window.next_step / window.step)
+        change = limit * min(max((tolerated - lag) / tolerated, -1.0), 1.0)
+        if change > 0:
+            if pooled_progress <= least:
+                return replace(seen, why="no progress")
+            room = math.log(self.top_speed / max(speed, 1e-12))
+            change = max(0.0, min(change, room, limit - max(window.rise, 0.0)))
+        return _moved(seen, change)
+
+    def _scale_blindly(self, state: HorizonState, window: Window) -> HorizonDecision:
+        """The first window runs at next to nothing: it tells how far a unit of learning rate carries."""
+        if not window.displacement > _LEAST_DISPLACEMENT:
+            value = state.value * math.exp(_BLIND_STEP)
+            return HorizonDecision(replace(state, value=value), "scale", window.speed, why="hardly moved")
+        value = state.value * self.start_speed / window.speed
+        state = replace(state, value=value, windows=state.windows + 1)
+        return HorizonDecision(state, "scale", window.speed)
+
+    def _scale(self, state: HorizonState, speed: float, gap: float, progress: float) -> HorizonDecision:
+        change = math.log(self.start_speed / max(speed, 1e-12))
+        change = min(max(change, -_SCALING_STEP), _SCALING_STEP)
+        if gap > progress:
+            change = min(change, 0.0)
+        seen = HorizonDecision(state, "scale", speed, gap, progress, _ratio(gap, progress))
+        return replace(_moved(seen, change), action="scale")
+
+    def _back(self, state: HorizonState, speed: float, gap: float, progress: float) -> HorizonDecision:
+        state = replace(
+            state,
+            value=state.value * math.exp(_BACK),
+            gap=None,
+            progress=None,
+            backs=state.backs + 1,
+            total_backs=state.total_backs + 1,
+        )
+        return HorizonDecision(state, "back", speed, gap, progress, why="the loss rose along the window")
+
+    def _relapsed(self, state: HorizonState, window: Window, progress: Sequence[float]) -> bool:
+        """Not finite, or L(m) above L(p) by more than noise: that of the probe, and that of the start."""
+        if not all(map(math.isfinite, (*window.mean, *window.end))):
+            return True
+        first = state.first_loss or 0.0
+        improvement = max(first - _mean(window.previous), 0.05 * abs(first))
+        noise = 3 * _standard_error(progress) + max(state.last_gap, 0.0)
+        return -_mean(progress) > self.relapse * improvement + noise
+
+    def _pool(self, before: float | None, now: float) -> float:
+        return now if before is None else self.memory * before + (1 - self.memory) * now
+
+    def _is_significant(self, gap: Sequence[float], progress: Sequence[float], tolerated: float) -> bool:
+        """Three paired batches at least make a standard error; with fewer every difference counts."""
+        if len(gap) < 3:
+            return True
+        excess = [g - tolerated * p for g, p in zip(gap, progress, strict=True)]
+        return abs(_mean(excess)) >= self.significance * _standard_error(excess)
+
+
+def _moved(seen: HorizonDecision, change: float) -> HorizonDecision:
+    action: Action = "up" if change > 0 else "down" if change < 0 else "hold"
+    state = replace(seen.state, value=seen.state.value * math.exp(change))
+    return replace(seen, state=state, action=action)
+
+
+def _differences(window: Window) -> tuple[list[float], list[float]]:
+    """Gap and progress, batch by batch: the same samples at all points, so most of their noise cancels."""
+    gap = [e - m for e, m in zip(window.end, window.mean, strict=True)]
+    progress = [p - m for p, m in zip(window.previous, window.mean, strict=True)]
+    return gap, progress
+
+
+def _ratio(gap: float, progress: float) -> float:
+    if progress > 0:
+        return gap / progress
+    return math.inf if gap > 0 else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

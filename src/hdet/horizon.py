@@ -1,0 +1,329 @@
+"""What the horizon controller looks at: the points that a window leaves behind, and the loss at each.
+
+A virtual fan-out: one replica moves its weights to the points, one after the other, and no divergence is
+needed. Several replicas probe at the same time, each its own batches and, where they diverge, its own points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.controllers.horizon import HorizonController, HorizonDecision, HorizonState, Window
+from hdet.guard import Snapshot, Where
+from hdet.history import HorizonRecord
+from hdet.layout import trained_parameters
+from hdet.probe import Probe
+from hdet.replicas import Mean, Replicas, local
+from hdet.signals import WindowMean
+from hdet.windows import Windows
+
+__all__ = ["Horizon", "Verdict"]
+
+#: The learning rate of the first window: as good as none, and the same whatever the optimizer was given.
+FIRST_LR = 1e-5
+#: One probe batch for so many steps of a window: what probing costs stays a small share of training.
+_STEPS_PER_BATCH = 50
+#: Weights that begin at zero have no norm; they count as if each were this large.
+_LEAST_SIZE = 0.01
+_MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
+_MAX_CONSTANT = 3
+
+
+class Verdict(NamedTuple):
+    """What one window came to."""
+
+    decisions: list[HorizonDecision]
+    windows: list[Window]
+    events: list[str]
+
+
+class Horizon:
+    """Windows, their means, the probe at their points, and the way back.
+
+    Args:
+        probe: measures the loss.
+        controller: decides.
+        windows: how long they are.
+        scope: ``"together"`` moves all parameter groups by one factor; ``"each"`` compares, and moves, every
+            group by itself, which takes two points more for each.
+        snapshot: where the way back is kept: on the device, in host memory, or not at all.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        controller: HorizonController,
+        windows: Windows,
+        *,
+        scope: Literal["together", "each"] = "together",
+        snapshot: Where = "device",
+    ) -> None:
+        self.probe = probe
+        self.controller = controller
+        self.windows = windows
+        self.scope = scope
+        self._where = snapshot
+        self.states: list[HorizonState] = []
+
+    def bind(self, caller: str, optimizer: Optimizer, replicas: Replicas, *, diverges: bool) -> None:
+        """Take the weights of an optimizer; the window begins with its first step."""
+        self._caller = caller
+        self.window_end: int | None = None
+        groups = trained_parameters(optimizer)
+        self._groups = [[local(p) for p in group] for group in groups]
+        self._weights = [weight for group in self._groups for weight in group]
+        self._replicas = replicas
+        self._mean = WindowMean(self._weights)
+        self._previous = [t.clone() for t in self._mean.tensors]
+        self._end = [torch.empty_like(weight) for weight in self._weights]
+        self._average: Mean | None = replicas.plan_mean(self._mean.tensors) if diverges else None
+        self._snapshot = (
+            Snapshot(self._weights, optimizer, self.probe.model, self._where)
+            if self._where != "off"
+            else None
+        )
+        self.states = [HorizonState(1.0) for _ in (groups if self.scope == "each" else [()])]
+        self._constant = 0
+        self._previous_middle = 0.0
+        self._taken = False
+        self.begin(0)
+
+    def facts(self) -> dict[str, str]:
+        """On what all ranks must agree."""
+        return {
+            "horizon controller": repr(self.controller),
+            "windows": repr(self.windows),
+            "scope": self.scope,
+            "snapshot": self._where,
+            "probe batches a sync": repr(self.probe.per_sync),
+        }
+
+    def start_at(self, curve: float) -> None:
+        """The first factor: next to no learning rate, whatever the schedule's value is."""
+        self.states = [HorizonState(FIRST_LR / curve) for _ in self.states]
+
+    # ------------------------------------------------------------------ between syncs
+
+    def begin(self, step: int) -> None:
+        """Begin the window that follows ``step`` steps."""
+        self._began = step
+        self.window_end = self.windows.end_after(step)
+        self._taken = False
+        if self.window_end is not None:
+            self._mean.begin(self.window_end - step)
+
+    def stop(self) -> None:
+        """No window any more."""
+        self.window_end = None
+
+    def before_step(self) -> None:
+        """The way back leads to the weights as the window's first step finds them."""
+        if not self._taken and self._snapshot is not None and self.window_end is not None:
+            self._snapshot.take()
+        self._taken = True
+
+    def after_step(self) -> None:
+        """An iterate more. Waits for nothing."""
+        if self.window_end is not None:
+            self._mean.add()
+
+    # ------------------------------------------------------------------ at a sync
+
+    def measure(self) -> list[float]:
+        """This replica's row: losses at every point, for each probe batch. Empty in the first window."""
+        if self.states[0].windows == 0:
+            return []
+        assert self.window_end is not None
+        count = max(2, (self.window_end - self._began) // _STEPS_PER_BATCH)
+        batches = self.probe.draw(count)
+        torch._foreach_copy_(self._end, [w.detach() for w in self._weights])
+        losses: list[float] = []
+        try:
+            for point in self._points():
+                self._move(point)
+                losses += self.probe.losses(batches)
+        finally:
+            self._move(self._end)
+        return losses
+
+    def _points(self) -> list[Sequence[Tensor]]:
+        """m, then p and e: of all weights, or of one group with the others at m."""
+        mean = self._mean.tensors
+        points: list[Sequence[Tensor]] = [mean]
+        start = 0
+        for group in self._groups if self.scope == "each" else [self._weights]:
+            stop = start + len(group)
+            points += [
+                [*mean[:start], *other[start:stop], *mean[stop:]] for other in (self._previous, self._end)
+            ]
+            start = stop
+        return points
+
+    def displacements(self) -> list[float]:
+        """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas. Waits for the device."""
+        if self._average is not None:
+            self._average()
+        found, start = [], 0
+        for group in self._groups if self.scope == "each" else [self._weights]:
+            stop = start + len(group)
+            m, p = self._mean.tensors[start:stop], self._previous[start:stop]
+            moved = torch.stack([(a - b).norm().double() ** 2 for a, b in zip(m, p, strict=True)]).sum()
+            size = torch.stack([b.norm().double() ** 2 for b in p]).sum()
+            least = _LEAST_SIZE**2 * sum(b.numel() for b in p)
+            found.append(math.sqrt(float(moved) / max(float(size), least)))
+            start = stop
+        return found
+
+    def decide(
+        self, step: int, total_steps: int | None, rows: Sequence[Sequence[float]], rise: float
+    ) -> Verdict:
+        """The controller's decision for each scope and what follows from it.
+
+        Everything is read off the rows of all replicas (displacements, then losses), so all decide alike.
+        """
+        scopes = len(self.states)
+        displacements = [math.fsum(row[i] for row in rows) / len(rows) for i in range(scopes)]
+        rows = [row[scopes:] for row in rows]
+        middle = (self._began + 1 + step) / 2
+        following = self.windows.end_after(step) or step + (step - self._began)
+        seen: list[Window] = []
+        for scope, displacement in enumerate(displacements):
+            mean, previous, end = self._pooled(rows, scope)
+            window = Window(
+                step,
+                following,
+                total_steps,
+                displacement,
+                middle - self._previous_middle,
+                previous,
+                mean,
+                end,
+                rise,
+            )
+            seen.append(window)
+        self._refuse_useless(step, seen)
+        decisions = [self.controller.update(state, w) for state, w in zip(self.states, seen, strict=True)]
+        if any(decision.action == "back" for decision in decisions):
+            return self._go_back(step, decisions, seen)
+        self.states = [decision.state for decision in decisions]
+        if not any(d.why == "hardly moved" for d in decisions):
+            torch._foreach_copy_(self._previous, self._mean.tensors)
+            self._previous_middle = middle
+        self.begin(step)
+        return Verdict(decisions, seen, [])
+
+    def _pooled(self, rows: Sequence[Sequence[float]], scope: int) -> list[list[float]]:
+        """Losses at m, p and e over the batches of all replicas."""
+        count = len(rows[0]) // (1 + 2 * len(self.states)) if rows else 0
+        parts = [(0, 1 + 2 * scope, 2 + 2 * scope)[k] * count for k in range(3)]
+        return [[loss for row in rows for loss in row[part : part + count]] for part in parts]
+
+    def _go_back(self, step: int, decisions: list[HorizonDecision], seen: list[Window]) -> Verdict:
+        """To the window's start, with smaller factors where the loss rose; the steps taken are spent."""
+        before = self.states
+        self.states = [d.state if d.action == "back" else s for d, s in zip(decisions, before, strict=True)]
+        total, in_a_row = (max(getattr(s, n) for s in self.states) for n in ("total_backs", "backs"))
+        rose = f"the probe's loss rose from {_average(seen[0].previous):.4g} to {_average(seen[0].mean):.4g}"
+        if self._snapshot is None or total > _MAX_BACKS or in_a_row > _MAX_BACKS_IN_A_ROW:
+            tried = (
+                "snapshot='off'" if self._snapshot is None else f"{in_a_row - 1} retries, {total - 1} in all"
+            )
+            raise RuntimeError(
+                f"{self._caller}.step: step {step}: {rose} over the window, and going back is no way out "
+                f"({tried}). Check the loss for NaN, the data from here on, and that the probe's batches are "
+                "of the kind that is trained on"
+            )
+        self._snapshot.restore()
+        shrunk = min(new.value / old.value for new, old in zip(self.states, before, strict=True))
+        event = f"{rose}: back to the weights of step {self._began}, learning rate times {shrunk:.2g}"
+        self.begin(step)
+        return Verdict(decisions, seen, [event])
+
+    def records(self, verdict: Verdict) -> tuple[HorizonRecord, ...]:
+        """The verdict as the history keeps it."""
+        return tuple(
+            HorizonRecord(
+                name="lr" if self.scope == "together" else f"lr/{i}",
+                action=decision.action,
+                speed=decision.speed,
+                lag=decision.lag,
+                tolerated=decision.tolerated,
+                gap=decision.gap,
+                progress=decision.progress,
+                loss_previous=_average(window.previous),
+                loss_mean=_average(window.mean),
+                loss_end=_average(window.end),
+                why=decision.why,
+            )
+            for i, (decision, window) in enumerate(zip(verdict.decisions, verdict.windows, strict=True))
+        )
+
+    def _refuse_useless(self, step: int, seen: Sequence[Window]) -> None:
+        """A probe that says nothing must not steer."""
+        losses = [loss for window in seen for loss in (*window.previous, *window.mean, *window.end)]
+        if not losses:
+            return
+        if not all(math.isfinite(loss) for window in seen for loss in window.previous):
+            raise ValueError(
+                f"{self._caller}.step: step {step}: the probe's loss must be finite at weights that training "
+                f"has left behind, got {seen[0].previous}; check loss_fn and its batches"
+            )
+        alike = all(w.previous == w.mean == w.end and w.displacement > 0 for w in seen)
+        self._constant = self._constant + 1 if alike else 0
+        if self._constant >= _MAX_CONSTANT:
+            raise ValueError(
+                f"{self._caller}.step: step {step}: the probe's loss must depend on the weights, and was "
+                f"{losses[0]:.6g} at all points of {self._constant} windows; does loss_fn call the model "
+                "that the optimizer trains?"
+            )
+
+    def _move(self, point: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self._weights, list(point))
+
+    # ------------------------------------------------------------------ resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
+        return {
+            "states": [asdict(state) for state in self.states],
+            "began": self._began,
+            "window_end": self.window_end,
+            "previous_middle": self._previous_middle,
+            "taken": self._taken,
+            "constant": self._constant,
+            "mean": self._mean.state_dict(),
+            "previous": [t.clone() for t in self._previous],
+            "snapshot": None if self._snapshot is None else self._snapshot.state_dict(),
+            "probe": self.probe.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off."""
+        self.states = [HorizonState(**saved) for saved in state["states"]]
+        self._began, self.window_end = state["began"], state["window_end"]
+        self._previous_middle, self._taken = state["previous_middle"], state["taken"]
+        self._constant = state["constant"]
+        self._mean.load_state_dict(state["mean"])
+        with torch.no_grad():
+            for mine, saved in zip(self._previous, state["previous"], strict=True):
+                mine.copy_(saved)
+        if self._snapshot is not None and state["snapshot"] is not None:
+            self._snapshot.load_state_dict(state["snapshot"])
+        self.probe.load_state_dict(state["probe"])
+
+    def extra_bytes(self) -> int:
+        """Memory beyond training itself, the way back included once it has been taken."""
+        own = sum(t.numel() * t.element_size() for t in (*self._mean.tensors, *self._previous, *self._end))
+        return own + (0 if self._snapshot is None else self._snapshot.bytes())
+
+
+def _average(losses: Sequence[float]) -> float:
+    return math.fsum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else math.nan

@@ -1,0 +1,49 @@
+"""How long a window is: it follows from the steps taken, never from the user's guess. No torch, no I/O.
+
+A short window early, because the run changes quickly; a long one later, because only a horizon of the order
+of the run itself tells noise from progress.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Windows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of ``max(first, share·t)`` steps, t being the steps taken before.
+
+    Args:
+        first: the shortest window.
+        share: 0 makes all windows equally long.
+        last: no window ends after this step; None for no end. One ends there.
+
+    >>> windows = Windows(first=10, share=0.2, last=100)
+    >>> windows.end_after(0), windows.end_after(60), windows.end_after(90), windows.end_after(100)
+    (10, 72, 100, None)
+    """
+
+    first: int = 10
+    share: float = 0.2
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.first, int) or self.first < 1:
+            raise ValueError(f"Windows: first must be an integer of at least 1, got {self.first!r}")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"Windows: share must be in [0, 1], got {self.share!r}")
+
+    def end_after(self, step: int) -> int | None:
+        """Where the window ends that begins after ``step`` steps; None where none begins any more.
+
+        A rest too short for a window of its own is added to the last one.
+        """
+        if self.last is not None and step >= self.last:
+            return None
+        length = max(self.first, int(self.share * step))
+        end = step + length
+        if self.last is not None and self.last - end < length // 2:
+            return self.last
+        return end
