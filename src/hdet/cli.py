@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
@@ -33,6 +35,8 @@ class Benchmark(str, Enum):
 
     converge = "converge"
     step = "step"
+    regret = "regret"
+    autolr = "autolr"
 
 
 class Device(str, Enum):
@@ -40,6 +44,13 @@ class Device(str, Enum):
 
     cpu = "cpu"
     cuda = "cuda"
+
+
+class Scale(str, Enum):
+    """How large the tasks are."""
+
+    cpu = "cpu"
+    gpu = "gpu"
 
 
 def _print_version(wanted: bool) -> None:
@@ -97,6 +108,49 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _known_workloads(names: str | None) -> str | None:
+    from hdet.workloads import WORKLOADS
+
+    unknown = [name for name in (names or "").split(",") if names is not None and name not in WORKLOADS]
+    if unknown:
+        raise typer.BadParameter(f"must be some of {', '.join(WORKLOADS)}, got {names}")
+    return names
+
+
+# What the regret benchmark alone is asked: hundreds of runs, done in parts.
+_Scale = Annotated[
+    Scale | None, typer.Option(help="Of regret: the size of its tasks; that of the device if not given.")
+]
+_Workloads = Annotated[
+    str | None,
+    typer.Option(
+        callback=_known_workloads, help="Of regret: names of tasks, between commas; all if not given."
+    ),
+]
+_Seeds = Annotated[int | None, typer.Option(min=1, help="Of regret: how many; 3 if not given.")]
+_Rows = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        help="Of regret: the file of finished runs, which are not run again; runs/regret-SCALE-DEVICE.jsonl "
+        "if not given.",
+    ),
+]
+_Processes = Annotated[
+    int | None, typer.Option(min=1, help="Of regret: runs at a time; one on each core if not given.")
+]
+_Minutes = Annotated[
+    float | None, typer.Option(min=0, help="Of regret: after so long start no further run, and end.")
+]
+_Published = Annotated[
+    bool, typer.Option("--published", help="Of regret: also the published controller, on four processes.")
+]
+_Chart = Annotated[
+    Path | None,
+    typer.Option(dir_okay=False, help="Of regret: the SVG file to write; beside the JSON if not given."),
+]
+
+
 @app.command()
 def bench(
     name: Annotated[Benchmark, typer.Argument(help="What to measure.")],
@@ -109,17 +163,43 @@ def bench(
             help="The JSON file to write; docs/evidence/NAME.json where that folder is, else runs/NAME.json.",
         ),
     ] = None,
+    scale: _Scale = None,
+    workloads: _Workloads = None,
+    seeds: _Seeds = None,
+    rows: _Rows = None,
+    processes: _Processes = None,
+    minutes: _Minutes = None,
+    published: _Published = False,
+    chart: _Chart = None,
 ) -> None:
-    """Measure one claim of speed, print it and write it down as JSON."""
+    """Measure one claim of the package, print it and write it down as JSON."""
+    given: dict[str, Any] = {"seeds": seeds, "rows": rows, "processes": processes, "minutes": minutes}
+    given |= {"scale": scale and scale.value, "workloads": workloads and workloads.split(",")}
+    given |= {"with_published": published or None}
+    options = {option: value for option, value in given.items() if value is not None}
+    if (options or chart) and name is not Benchmark.regret:
+        raise typer.BadParameter(f"only regret takes {', '.join(options) or 'chart'}, not {name.value}")
     experiment = import_module(f"hdet.experiments.{name.value}")
     console = Console()
     with _plain_errors(), console.status(name.value) as status:
-        result = experiment.run(quick=quick, device=device.value, on_progress=status.update)
+        # Where a status line cannot be drawn anew, a log must still show where it stands.
+        say = status.update if console.is_terminal else partial(console.print, markup=False, highlight=False)
+        result = experiment.run(quick=quick, device=device.value, on_progress=say, **options)
     path = output or _evidence_folder() / f"{name.value}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    path.write_text(_as_json(result), encoding="utf-8")
     console.print(experiment.table(result))
     console.print(f"Written to {path}", soft_wrap=True, highlight=False)
+    if hasattr(experiment, "chart"):
+        drawing = chart or path.with_suffix(".svg")
+        drawing.write_text(experiment.chart(result), encoding="utf-8")
+        console.print(f"Drawn in {drawing}", soft_wrap=True, highlight=False)
+
+
+def _as_json(result: object) -> str:
+    """Indented, with every list of plain values on one line. No string of JSON holds a line break."""
+    text = json.dumps(result, indent=1)
+    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text) + "\n"
 
 
 def _evidence_folder() -> Path:

@@ -124,10 +124,10 @@ class HorizonController:
     ...               previous=[2.0], mean=[1.9], end=[1.92])
     >>> decision = controller.update(state, seen)
     >>> decision.action, round(decision.lag, 2), round(decision.tolerated, 1)
-    ('up', 0.2, 12.1)
+    ('up', 0.2, 10.1)
     """
 
-    tolerance: float = 3.0
+    tolerance: float = 2.5
     growth: float = 1.5
     start_speed: float = 2.0
     speed: float = 2.0

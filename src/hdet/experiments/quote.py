@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hdet.experiments.regret_analysis import grid, misled
+
 __all__ = ["DOCUMENTS", "fill"]
 
 DOCUMENTS = ("README.md", "docs/evidence.md")
@@ -74,13 +76,54 @@ def _step(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _autolr(result: dict[str, Any]) -> str:
+    lines = ["| run | plain step | more wall-clock | extra memory |", "|---|---|---|---|"]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['workload']}, {row['parameters'] / 1e3:.0f} k parameters, {row['optimizer']}, "
+            f"{row['steps']:,} steps | {row['step_ms']:.1f} ms | {100 * row['overhead']:.1f} % "
+            f"(in its calls {100 * row['overhead_in_calls']:.1f} %) | "
+            f"{row['extra_memory_in_weights']:.1f} × the weights |"
+        )
+    return "\n".join(lines)
+
+
+def _regret(result: dict[str, Any]) -> str:
+    headings, rows = grid(result, lambda text: f"**{text}**")
+    lines = [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
+    notes = [
+        "Normalised regret of the final held-out loss in %: 0 is the tuned sweep, 100 the untrained model. "
+        "**Bold**: the best of those that ask for no learning rate."
+    ]
+    if result["looked_at"]:
+        notes.append(f"The defaults were chosen while looking at {', '.join(result['looked_at'])}")
+        confirmed = ", ".join(result["confirmed_on"])
+        notes[-1] += f", and confirmed on {confirmed}." if confirmed else "."
+    if "prodigy" in result["overall"]:
+        notes.append("Prodigy has no variant of SGD.")
+    if others := misled(result):
+        worst = [over["worst"] for over in others.values()]
+        notes.append(
+            f"With its optimizer built at {', '.join(others)} instead (one seed), AutoLR's worst regret is "
+            f"{'∞' if None in worst else f'{max(worst):.2f}'} %."
+        )
+    if result["missing_runs"]:
+        notes.append(f"{result['missing_runs']} runs are still missing.")
+    return "\n".join([*lines, "", " ".join([*notes, *result["caveats"]])])
+
+
 def _source(result: dict[str, Any]) -> str:
     about = result["machine"]
     where = about.get("gpu") or f"{about['cores']} cores of {about['cpu']}"
-    return f"`{result['command']}`, {where}, torch {about['torch']}, {about['date'][:10]}; medians."
+    kind = _STATISTIC.get(result["experiment"], "medians")
+    return f"`{result['command']}`, {where}, torch {about['torch']}, {about['date'][:10]}; {kind}."
 
 
-_RENDER = {"converge": _converge, "step": _step}
+_RENDER = {"converge": _converge, "step": _step, "regret": _regret, "autolr": _autolr}
+_STATISTIC = {
+    "autolr": "whole runs in the order A B B A",
+    "regret": "means over seeds ± half of the 95 % confidence interval",
+}
 
 
 if __name__ == "__main__":
