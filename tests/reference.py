@@ -158,3 +158,101 @@ def _direction(kind: str, memory: list[Tensor], g: Tensor, beta1: float, step: i
     memory[0] = beta1 * memory[0] + (1 - beta1) * g
     memory[1] = beta2 * memory[1] + (1 - beta2) * g * g
     return memory[0] / (1 - beta1**step) / ((memory[1] / (1 - beta2**step)).sqrt() + epsilon)
+
+
+# ---------------------------------------------------------------------- the horizon controller
+
+
+@dataclass
+class Looked:
+    """One window: t, t′, S, ‖m − p‖/‖p‖, steps between the middles, losses at p, m and e for every batch."""
+
+    t: int
+    t_next: int
+    total: int | None
+    displacement: float
+    apart: float
+    at_p: Sequence[float] = ()
+    at_m: Sequence[float] = ()
+    at_e: Sequence[float] = ()
+    rise: float = 0.0
+
+
+@dataclass
+class HorizonSettings:
+    tolerance: float
+    growth: float
+    start_speed: float
+    speed: float
+    top_speed: float
+    memory: float
+    significance: float
+    relapse: float
+    standstill: float
+
+
+def horizon(factor: float, windows: Sequence[Looked], s: HorizonSettings) -> list[tuple[float, str]]:
+    """The factor after each of the windows, and what was done: the controller's docstring, line by line."""
+    trace: list[tuple[float, str]] = []
+    first: float | None = None
+    gap = progress = None
+    last_gap, count, raised = 0.0, 0, 0
+    for w in windows:
+        whole = w.t / 0.15 if w.total is None else w.total
+        v = w.displacement / w.apart * whole
+        if count == 0:  # next to no learning rate: only how far it carries is known
+            if math.isnan(w.displacement) or w.displacement > 1:
+                factor, action = factor / 100, "back"
+            elif w.displacement <= 1e-6:
+                raised += 1
+                factor, action = (factor * 100, "scale") if raised <= 6 else (factor, "hold")
+            else:
+                factor, action, count = factor * s.start_speed / v, "scale", 1
+            trace.append((factor, action))
+            continue
+        n = len(w.at_m)
+        first = sum(w.at_p) / n if first is None else first
+        gaps = [e - m for e, m in zip(w.at_e, w.at_m, strict=True)]
+        progresses = [p - m for p, m in zip(w.at_p, w.at_m, strict=True)]
+        count += 1
+        finite = all(math.isfinite(x) for x in (v, *w.at_m, *w.at_e))
+        gained = max(first - sum(w.at_p) / n, 0.05 * abs(first))
+        bearable = s.relapse * gained + 3 * _error(progresses) + max(last_gap, 0.0)
+        all_lost = all(-x > gained + max(last_gap, 0.0) for x in progresses)
+        if not finite or all_lost or -sum(progresses) / n > bearable:
+            factor, gap, progress = factor / 3, None, None
+            trace.append((factor, "back"))
+            continue
+        now_gap, now_progress = sum(gaps) / n, sum(progresses) / n
+        last_gap = now_gap
+        if count <= 3:  # bring the weights to speed
+            change = min(max(math.log(s.start_speed / v), -math.log(3)), math.log(3))
+            factor *= math.exp(min(change, 0.0) if now_gap > now_progress else change)
+            trace.append((factor, "scale"))
+            continue
+        gap = now_gap if gap is None else s.memory * gap + (1 - s.memory) * now_gap
+        progress = now_progress if progress is None else s.memory * progress + (1 - s.memory) * now_progress
+        floor = s.standstill * max(first - sum(w.at_m) / n, 0.0)
+        c = s.tolerance * (s.speed / math.sqrt(w.t / whole)) / v
+        counted = max(progress, floor)
+        lag = gap / counted if counted > 0 else math.inf if gap > 0 else 0.0
+        change = s.growth * math.log(w.t_next / w.t) * min(max((c - lag) / c, -1.0), 1.0)
+        excess = [g - c * p for g, p in zip(gaps, progresses, strict=True)]
+        uncertain = n >= 3 and abs(sum(excess) / n) < s.significance * _error(excess)
+        if uncertain or (change > 0 and progress <= floor):
+            change = 0.0
+        if change > 0:
+            most = s.growth * math.log(w.t_next / w.t) - max(w.rise, 0.0)
+            change = max(0.0, min(change, most, math.log(s.top_speed / v)))
+        factor *= math.exp(change)
+        trace.append((factor, "up" if change > 0 else "down" if change < 0 else "hold"))
+    return trace
+
+
+def _error(values: Sequence[float]) -> float:
+    """The standard error of a mean; of a single value none is known."""
+    n = len(values)
+    if n < 2:
+        return 0.0
+    mean = sum(values) / n
+    return math.sqrt(sum((x - mean) ** 2 for x in values) / (n - 1)) / math.sqrt(n)

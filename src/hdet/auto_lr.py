@@ -6,6 +6,7 @@ no learning rate, then the horizon controller brings the weights to speed and cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal, SupportsFloat
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.controllers.horizon import HorizonController
 from hdet.ensemble import Ensemble, check_sync_every
@@ -21,9 +22,10 @@ from hdet.guard import Where
 from hdet.history import SyncRecord
 from hdet.horizon import Horizon
 from hdet.hyperparameters import LearningRate
+from hdet.layout import parameter_device
 from hdet.probe import Probe
 from hdet.replay import FoundSchedule
-from hdet.replicas import ProcessGroup
+from hdet.replicas import ProcessGroup, find_replicas
 from hdet.schedules import SHAPES, Shape, WarmStableDecay
 from hdet.windows import Windows
 
@@ -87,7 +89,20 @@ class AutoLR:
         seed: int = 0,
         history: str | PathLike[str] | None = None,
     ) -> None:
-        _check(optimizer, probe, total_steps, schedule, sync_every, scope, snapshot)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"AutoLR: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+        objection: Exception | None = None
+        try:
+            _check(optimizer, probe, total_steps, schedule, controller, sync_every, scope, snapshot)
+            explore = LearningRate(spread=spread)
+        except (TypeError, ValueError) as error:
+            objection = error
+        # The ranks compare before any of them objects, so that all raise together and none is left waiting.
+        replicas = find_replicas("AutoLR", device=parameter_device(optimizer), process_group=process_group)
+        kind = schedule if isinstance(schedule, str) else type(schedule).__name__
+        replicas.agree("AutoLR", {"arguments": str(objection or "usable"), "schedule": repr(kind)})
+        if objection is not None:
+            raise objection
         self._shape: Shape | None = None
         driver: LRScheduler | _Drawn
         if isinstance(schedule, LRScheduler):
@@ -107,7 +122,7 @@ class AutoLR:
         self._optimizer = optimizer
         self._ensemble = Ensemble(
             optimizer,
-            [LearningRate(spread=spread)],
+            [explore],
             schedule=driver,
             total_steps=total_steps,
             horizon=self._horizon,
@@ -115,9 +130,11 @@ class AutoLR:
             process_group=process_group,
             seed=seed,
             history=history,
+            replicas=replicas,
             caller="AutoLR",
         )
-        self._found = FoundSchedule(len(optimizer.param_groups))
+        self._groups = len(optimizer.param_groups)
+        self._found = FoundSchedule(self._groups)
         self._plain = not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
@@ -130,7 +147,7 @@ class AutoLR:
         used = self.get_last_lr() if self._plain else []
         record = self._ensemble.step(loss)
         if self._plain and self._ensemble.steps > before:
-            self._found.add(used)
+            self._found.add(used[: self._groups])  # a group added later is not ours
         return record
 
     def get_last_lr(self) -> list[float]:
@@ -143,13 +160,16 @@ class AutoLR:
         return self._ensemble.steps
 
     def cooldown(self, steps: int) -> None:
-        """Come down to zero, linearly, over the next ``steps`` steps; the search for a size ends here."""
+        """Come down to zero, linearly, over the next ``steps`` steps; the search for a size ends here.
+
+        Every rank must call it at the same step.
+        """
         if not isinstance(self._shape, WarmStableDecay):
             raise ValueError("AutoLR.cooldown: schedule must be 'wsd'; any other comes down by itself")
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(f"AutoLR.cooldown: steps must be an integer of at least 1, got {steps!r}")
         self._cool(self.steps, self.steps + steps)
-        self._horizon.stop()
+        self._ensemble.end_search()
 
     def _cool(self, start: int, end: int) -> None:
         assert isinstance(self._driver, _Drawn)
@@ -176,16 +196,26 @@ class AutoLR:
             "engine": self._ensemble.state_dict(),
             "found": self._found.to_json(),
             "cooldown": [self._shape.decay_from, self._shape.total_steps] if cooling else None,  # type: ignore[union-attr]
-            "schedule": None if self._shape is not None else self._driver.state_dict(),
+            "schedule": self._driver.state_dict(),
+            "lr": self.get_last_lr()[: self._groups],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off, after model and optimizer have been loaded."""
-        if state["schedule"] is not None and isinstance(self._driver, LRScheduler):
-            self._driver.load_state_dict(state["schedule"])
-        elif isinstance(self._driver, _Drawn):
-            self._driver.at = state["engine"]["steps"]
+        drawn = "ratios" in state["schedule"]
+        if drawn != isinstance(self._driver, _Drawn):
+            raise ValueError(
+                "AutoLR.load_state_dict: schedule must be of the kind it was saved with, a "
+                f"{'name' if drawn else 'torch scheduler'}, got a {'torch scheduler' if drawn else 'name'}"
+            )
+        self._driver.load_state_dict(state["schedule"])
         self._ensemble.load_state_dict(state["engine"])
+        # The optimizer may have been loaded before this object was made, which then wrote its own.
+        for group, lr in zip(self._optimizer.param_groups, state["lr"], strict=False):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
         if state["cooldown"] is not None and None not in state["cooldown"]:
             self._cool(*state["cooldown"])
         self._found = FoundSchedule.from_json(state["found"])
@@ -219,38 +249,43 @@ class _Drawn:
                 group["lr"] = ratio * value
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
+        return {"at": self.at, "ratios": self._ratios}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.at, self._ratios = state["at"], list(state["ratios"])
 
 
 def _check(
-    optimizer: object,
+    optimizer: Optimizer,
     probe: object,
     total_steps: object,
     schedule: object,
+    controller: object,
     sync_every: int | None,
     scope: object,
     snapshot: object,
 ) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"AutoLR: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
     if not isinstance(probe, Probe):
         raise TypeError(
             f"AutoLR: probe must be a hdet.Probe, got {type(probe).__name__}; hdet.Probe(loss_fn, batches, "
             "model=model) makes one"
         )
-    zero = [i for i, group in enumerate(optimizer.param_groups) if not float(group["lr"]) > 0]
-    if zero:
-        raise ValueError(
-            "AutoLR: the groups' lr must be > 0, for their ratios are kept, got "
-            f"{float(optimizer.param_groups[zero[0]]['lr'])} in group {zero[0]}; give another, or freeze it"
-        )
+    lrs = [float(group["lr"]) for group in optimizer.param_groups]
+    for i, lr in enumerate(lrs):
+        if not (math.isfinite(lr) and lr > 0):
+            raise ValueError(
+                f"AutoLR: the groups' lr must be finite and > 0, for their ratios are kept, got {lr} in "
+                f"group {i}; give another, or freeze it"
+            )
     if total_steps is not None and (not isinstance(total_steps, int) or total_steps < _LEAST_STEPS):
         raise ValueError(
             f"AutoLR: total_steps must be an integer of at least {_LEAST_STEPS}, or None to run open-ended, "
             f"got {total_steps!r}"
         )
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError("AutoLR: schedule must step without a metric, got ReduceLROnPlateau; use 'wsd'")
     if not isinstance(schedule, LRScheduler):
-        if schedule not in SHAPES:
+        if not isinstance(schedule, str) or schedule not in SHAPES:
             raise ValueError(
                 f"AutoLR: schedule must be one of {', '.join(map(repr, SHAPES))} or a torch LRScheduler, "
                 f"got {schedule!r}"
@@ -259,6 +294,10 @@ def _check(
             raise ValueError(f"AutoLR: schedule={schedule!r} needs total_steps; only 'wsd' runs open-ended")
     elif schedule.optimizer is not optimizer:
         raise ValueError("AutoLR: schedule must be a scheduler of this optimizer, got one of another")
+    if controller is not None and not isinstance(controller, HorizonController):
+        raise TypeError(
+            f"AutoLR: controller must be a hdet.HorizonController, got {type(controller).__name__}"
+        )
     if sync_every is not None:
         check_sync_every("AutoLR", sync_every)
     if scope not in ("together", "each"):

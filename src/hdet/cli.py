@@ -71,6 +71,21 @@ def main(
 
 @app.command()
 def demo(
+    steps: Annotated[int, typer.Option(min=40, help="Optimizer steps of each of the five runs.")] = 600,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    output: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder of AutoLR's history and of the schedule it finds.")
+    ] = Path("runs/demo"),
+) -> None:
+    """Train the bundled digits with no learning rate given, beside guessed ones."""
+    from hdet.demo import demo as show
+
+    with _plain_errors():
+        show(Console(), steps=steps, seed=seed, output=output)
+
+
+@app.command()
+def demo_published(
     replicas: Annotated[int, typer.Option(min=2, max=64, help="How many processes train together.")] = 4,
     steps: Annotated[int, typer.Option(min=20, help="Optimizer steps of each of the six runs.")] = 240,
     spread: Annotated[
@@ -79,11 +94,11 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights, batches and reassignments.")] = 0,
     output: Annotated[
         Path, typer.Option(file_okay=False, help="Folder of the histories; older ones in it are replaced.")
-    ] = Path("runs/demo"),
+    ] = Path("runs/demo-published"),
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which one run is given up.")] = 120.0,
 ) -> None:
     """Train the bundled digits with OneCycleLR and with OneCycleAutoLR, at three learning rates."""
-    from hdet.demo import demo as show
+    from hdet.demo_published import demo as show
 
     with _plain_errors():
         show(

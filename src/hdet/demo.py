@@ -1,261 +1,179 @@
-"""The published method beside plain OneCycleLR: real processes, real data, under a minute.
+"""No learning rate beside guessed ones: one process, real data, a few seconds.
 
-Every pair of runs shares its seed, its steps and its batches, and differs in the scheduler alone. The
-maximum learning rates are a decade apart, so that both can be seen where it is well chosen and where not.
+All runs share their weights, steps and batches. The guesses are plain training with warm-up, a constant
+stretch and a decay; AutoLR gets the same optimizer and is not told a size.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from hdet import history
+from hdet.auto_lr import AutoLR
 from hdet.history import SyncRecord
-from hdet.one_cycle import OneCycleAutoLR
-from hdet.replicas.launch import LocalProcesses
-from hdet.workloads import digits
-from hdet.workloads.digits import Digits
+from hdet.probe import Probe
+from hdet.schedules import WarmStableDecay
+from hdet.workloads import WORKLOADS, Workload
 
-__all__ = ["MAX_LRS", "Outcome", "Run", "demo", "table", "train", "verdict"]
+__all__ = ["GUESSES", "Outcome", "demo", "story", "table", "verdict"]
 
-#: Too low for so few steps, sensible, too high.
-MAX_LRS = (0.01, 0.1, 1.0)
-PER_REPLICA = 16
-SYNCS = 24
-_REPORT_EVERY = 10
-#: Made up for a wrong learning rate: at most this far above the best OneCycleLR run.
-_CLOSE = 1.1
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One training run; ``history`` is None for plain OneCycleLR."""
-
-    max_lr: float
-    steps: int
-    replicas: int
-    spread: float
-    seed: int
-    history: Path | None
-
-    @property
-    def name(self) -> str:
-        return "OneCycleLR" if self.history is None else "OneCycleAutoLR"
-
-    @property
-    def sync_every(self) -> int:
-        return max(1, self.steps // SYNCS)
+#: From far too low to far too high. The second is torch's default, the third would be found by a sweep.
+GUESSES = (1e-5, 1e-3, 1e-2, 1.0)
+_WARM_UP = 0.05
+_CLOSE = 1.15
+_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to. ``lr`` is the base learning rate at the last step, after its sync."""
+    """What a run came to; ``guess`` is None for AutoLR. ``lr`` is the highest learning rate it used."""
 
-    run: Run
+    guess: float | None
     lr: float
-    train_loss: float
-    test_loss: float
-    test_accuracy: float
+    held_out: float
 
 
 def demo(
-    console: Console,
-    *,
-    replicas: int = 4,
-    steps: int = 240,
-    spread: float = 1 / 9,
-    seed: int = 0,
-    output: Path = Path("runs/demo"),
-    timeout: float = 120.0,
+    console: Console, *, steps: int = 600, seed: int = 0, output: Path = Path("runs/demo")
 ) -> list[Outcome]:
-    """Train six times, show the progress, print the table and what it says.
+    """Train five times, print the table, what AutoLR did window by window, and what it came to.
 
     Args:
-        replicas: N, the number of processes.
         steps: of each run.
-        spread: α of Eq. 1.
-        seed: of weights, batches and reassignments.
-        output: folder of the histories, one JSONL file per maximum learning rate, written anew.
-        timeout: the longest that one run may take, in seconds.
+        seed: of weights and batches.
+        output: folder of AutoLR's history (JSONL) and of the schedule it found (JSON), written anew.
     """
-    data = digits.load()
-    histories = [output / f"max_lr-{max_lr:g}.jsonl" for max_lr in MAX_LRS]
-    for path in histories:
-        path.unlink(missing_ok=True)
-    runs = [
-        Run(max_lr, steps, replicas, spread, seed, chosen)
-        for max_lr, path in zip(MAX_LRS, histories, strict=True)
-        for chosen in (None, path)
-    ]
-    outcomes = _train_all(console, runs, data, timeout)
-    console.print(table(outcomes))
-    console.print(f"Histories: {', '.join(map(str, histories))}", soft_wrap=True, highlight=False)
-    events = sum(len(record.events) for path in histories for record in history.read(path))
-    if events:
-        console.print(f'The histories tell of {events} departures from the published path, in "events".')
-    console.print(verdict(outcomes), highlight=False)
-    return outcomes
-
-
-def _train_all(console: Console, runs: Sequence[Run], data: Digits, timeout: float) -> list[Outcome]:
-    columns = (TextColumn("{task.description:<27}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    size = runs[0].replicas
+    logging.getLogger("hdet").setLevel(logging.ERROR)  # what it says is in the history
+    workload = WORKLOADS["digits-mlp"]()
+    path = output / "autolr.jsonl"
+    path.unlink(missing_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn())
     outcomes: list[Outcome] = []
-    with Progress(*columns, console=console) as progress, LocalProcesses(size) as ranks:
-        bar = progress.add_task(f"starting {size} processes", total=sum(run.steps for run in runs))
-
-        def advance(rank: int, title: str) -> None:
-            progress.update(bar, advance=_REPORT_EVERY, description=title)
-
-        for run in runs:
-            outcomes.append(ranks.run(train, run, data, timeout=timeout, on_report=advance)[0])
-        progress.update(bar, completed=sum(run.steps for run in runs), description=f"{len(runs)} runs done")
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=len(GUESSES) + 1)
+        for guess in (*GUESSES, None):
+            name = "AutoLR, no learning rate" if guess is None else f"AdamW at {guess:g}"
+            progress.update(bar, description=name)
+            outcomes.append(_train(workload, guess, steps, seed, path))
+            progress.advance(bar)
+        progress.update(bar, description=f"{len(outcomes)} runs done")
+    console.print(table(outcomes, steps))
+    console.print(story(history.read(path)))
+    console.print(verdict(outcomes), highlight=False)
+    console.print(
+        f"History: {path}; the schedule it found, for a plain LambdaLR: {output / 'schedule.json'}",
+        soft_wrap=True,
+        highlight=False,
+    )
     return outcomes
 
 
-def train(rank: int, run: Run, data: Digits, report: Callable[[str], None]) -> Outcome:
-    """One rank of one run; rank 0 reports every few steps."""
-    # What they say is in the history; on the terminal it would tear the progress bar.
-    logging.getLogger("hdet").setLevel(logging.ERROR)
-    model = digits.build_model(run.seed)
-    parallel = DistributedDataParallel(model)
-    optimizer = SGD(parallel.parameters(), lr=run.max_lr, momentum=0.9)
-    scheduler = _scheduler(run, optimizer, parallel)
-    lr = math.nan
-    mine = digits.batches(
-        data.train_images,
-        data.train_labels,
-        rank=rank,
-        size=run.replicas,
-        per_replica=PER_REPLICA,
-        seed=run.seed,
-    )
-    for step, (images, labels) in enumerate(islice(mine, run.steps), 1):
-        loss = digits.cross_entropy(parallel(images), labels)
+def _train(workload: Workload, guess: float | None, steps: int, seed: int, path: Path) -> Outcome:
+    model = workload.build(seed).train()
+    optimizer = AdamW(model.parameters(), lr=guess or 1e-3)
+    auto = None if guess is not None else _auto(workload, model, optimizer, steps, seed, path)
+    plain = None if auto is not None else LambdaLR(optimizer, _Guessed(steps))
+    highest = 0.0
+    for batch in islice(workload.batches(seed), steps):
+        loss = workload.loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        lr = optimizer.param_groups[0]["lr"]
-        if isinstance(scheduler, OneCycleAutoLR):
-            record = scheduler.step(loss)
-            lr = record.hyperparameters[0].base_after if record else lr
-        else:
-            scheduler.step()
-        if rank == 0 and step % _REPORT_EVERY == 0:
-            report(f"{run.name}, max_lr {run.max_lr:g}")
-    return _evaluate(run, model, data, lr)
+        highest = max(highest, optimizer.param_groups[0]["lr"])
+        if auto is not None:
+            auto.step()
+        elif plain is not None:
+            plain.step()
+    if auto is not None:
+        auto.export(path.with_name("schedule.json"))
+    return Outcome(guess, highest, workload.evaluate(model))
 
 
-def _scheduler(run: Run, optimizer: SGD, model: nn.Module) -> OneCycleLR:
-    if run.history is None:
-        return OneCycleLR(optimizer, run.max_lr, run.steps)
-    return OneCycleAutoLR(
-        optimizer,
-        run.max_lr,
-        run.steps,
-        ensemble_lr_spread_ratio=run.spread,
-        model_sync_interval=run.sync_every,
-        enable_auto_lr=True,
-        auto_lr_warmup_steps=run.steps // 10,
-        # Losses fall from 2.3 to 0.03 here: no fixed σ suits them all.
-        loss_scale="auto",
-        seed=run.seed,
-        model=model,
-        history=run.history,
-    )
+def _auto(
+    workload: Workload, model: nn.Module, optimizer: Optimizer, steps: int, seed: int, path: Path
+) -> AutoLR:
+    unseen = list(islice(workload.probe(seed), 64))
+    probe = Probe(lambda batch: workload.loss(model, batch), unseen, model=model)
+    return AutoLR(optimizer, total_steps=steps, probe=probe, history=path)
 
 
-@torch.no_grad()
-def _evaluate(run: Run, model: nn.Module, data: Digits, lr: float) -> Outcome:
-    """The averaged model, as the last sync left it, on all images."""
-    model.eval()
-    logits = model(data.test_images)
-    return Outcome(
-        run=run,
-        lr=lr,
-        train_loss=float(digits.cross_entropy(model(data.train_images), data.train_labels)),
-        test_loss=float(digits.cross_entropy(logits, data.test_labels)),
-        test_accuracy=float((logits.argmax(1) == data.test_labels).float().mean()),
-    )
+class _Guessed:
+    """The shape that AutoLR uses, with the usual warm-up, since a guess has none of its own."""
+
+    def __init__(self, steps: int) -> None:
+        self._shape = WarmStableDecay.of(steps)
+        self._warm_up = max(1, round(_WARM_UP * steps))
+
+    def __call__(self, step: int) -> float:
+        return min(1.0, (step + 1) / self._warm_up) * self._shape(step)
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
-    """One line per run, the two schedulers of a maximum learning rate together."""
-    first = outcomes[0].run
-    view = Table(  # 78 columns: it must fit a terminal of 80
-        title=f"8×8 digits, {first.replicas} replicas, {first.steps} steps, spread {first.spread:.3g}",
-        box=SIMPLE_HEAD,
-    )
-    view.add_column("max_lr", justify="right", no_wrap=True)
-    view.add_column("scheduler", no_wrap=True)
-    for heading in ("LR\nfound", "train\nloss", "test\nloss", "test\nacc."):
+def table(outcomes: Sequence[Outcome], steps: int) -> Table:
+    """One line for each run."""
+    best = min(_loss(outcome) for outcome in outcomes)
+    view = Table(title=f"8×8 digits, an MLP, AdamW, {steps} steps", box=SIMPLE_HEAD)
+    view.add_column("learning rate given", no_wrap=True)
+    view.add_column("highest used", justify="right", no_wrap=True)
+    view.add_column("held-out loss", justify="right", no_wrap=True)
+    view.add_column("", no_wrap=True)
+    for outcome in outcomes:
+        loss = _loss(outcome)
+        share = min(1.0, math.log1p(loss) / math.log(4)) if math.isfinite(loss) else 1.0
+        bar = "█" * max(1, round(20 * share))
+        given = "none: AutoLR" if outcome.guess is None else f"{outcome.guess:g}"
+        style = "bold green" if outcome.guess is None else "" if loss <= _CLOSE * best else "dim"
+        view.add_row(given, f"{outcome.lr:.2g}", f"{loss:.3f}", bar, style=style)
+    return view
+
+
+def story(records: Sequence[SyncRecord]) -> Table:
+    """What AutoLR saw and did, a line for some of its windows."""
+    view = Table(title="What AutoLR did, window by window", box=SIMPLE_HEAD)
+    for heading in ("step", "learning rate", "loss of the mean", "lag", "tolerated"):
         view.add_column(heading, justify="right", no_wrap=True)
-    view.add_column("replicas apart\n(predicted)", justify="right", no_wrap=True)
-    for plain, auto in _pairs(outcomes):
-        for outcome in (plain, auto):
-            view.add_row(
-                f"{outcome.run.max_lr:g}" if outcome is plain else "",
-                outcome.run.name,
-                f"×{outcome.lr / plain.lr:.2f}",
-                f"{outcome.train_loss:.3f}",
-                f"{outcome.test_loss:.3f}",
-                f"{outcome.test_accuracy:.1%}",
-                _distances(outcome.run),
-                end_section=outcome is auto,
-            )
+    view.add_column("", no_wrap=True)
+    every = max(1, math.ceil(len(records) / _SHOWN))
+    for record in records[(len(records) - 1) % every :: every]:
+        seen = record.horizon[0]
+        view.add_row(
+            str(record.step),
+            f"{record.hyperparameters[0].base_before:.2g}",
+            *(_number(value) for value in (seen.loss_mean, seen.lag, seen.tolerated)),
+            f"{seen.action}{': ' + seen.why if seen.why else ''}",
+        )
     return view
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """What the table says of the method, computed from it."""
-    pairs = _pairs(outcomes)
-    factors = [auto.lr / plain.lr for plain, auto in pairs]
-    changes = ", ".join(f"{auto.test_loss / plain.test_loss - 1:+.1%}" for plain, auto in pairs)
-    best = min((plain for plain, _ in pairs), key=_held_out)
-    elsewhere = [auto for plain, auto in pairs if plain is not best]
-    rescued = [auto for auto in elsewhere if _held_out(auto) <= _CLOSE * _held_out(best)]
-    listed = " and ".join(f"{auto.test_loss:.3f} from {auto.run.max_lr:g}" for auto in rescued or elsewhere)
+    """What the table says, computed from it."""
+    auto = next(outcome for outcome in outcomes if outcome.guess is None)
+    guessed = [outcome for outcome in outcomes if outcome.guess is not None]
+    best = min(guessed, key=_loss)
+    ahead = sum(_loss(auto) <= _loss(outcome) for outcome in guessed)
     return (
-        f"OneCycleAutoLR moved the base learning rate to ×{min(factors):.2f}…×{max(factors):.2f} of the "
-        f"schedule's; its test loss differs from OneCycleLR's by {changes}. It "
-        f"{'made' if rescued else 'did not make'} up for a wrong max_lr: {listed}, where OneCycleLR at "
-        f"{best.run.max_lr:g} has {best.test_loss:.3f}. One seed: small differences are noise."
+        f"Given no learning rate, AutoLR climbed to {auto.lr:.2g} and ended at {auto.held_out:.3f}; the best "
+        f"of {len(guessed)} guesses, {best.guess:g}, at {best.held_out:.3f}. It was ahead of {ahead}. "
+        "One seed: small differences are noise; hdet bench regret measures them."
     )
 
 
-def _pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
-    """OneCycleLR and OneCycleAutoLR at each maximum learning rate."""
-    return list(zip(outcomes[::2], outcomes[1::2], strict=True))
+def _loss(outcome: Outcome) -> float:
+    return outcome.held_out if math.isfinite(outcome.held_out) else math.inf
 
 
-def _held_out(outcome: Outcome) -> float:
-    return outcome.test_loss if math.isfinite(outcome.test_loss) else math.inf
-
-
-def _distances(run: Run) -> str:
-    """The farthest replica's distance from the mean at the sync where the replicas were farthest apart."""
-    if run.history is None:
-        return "–"
-    farthest = max(history.read(run.history), key=_predicted)
-    measured, predicted = max(farthest.distance_measured), _predicted(farthest)
-    digits_shown = ".3g" if measured < 1000 else ".0f"
-    return f"{measured:{digits_shown}} ({predicted:{digits_shown}})"
-
-
-def _predicted(record: SyncRecord) -> float:
-    distance = max(record.distance_predicted)
-    return distance if math.isfinite(distance) else 0.0
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "–"

@@ -259,6 +259,14 @@ class Ensemble:
         """The run now has an end, or another one."""
         self._total_steps = step
 
+    def end_search(self) -> None:
+        """No window is judged any more; replicas that diverge come together now, and stay together."""
+        if self._horizon is not None:
+            self._horizon.stop()
+        if self._diverges:
+            self.converge()
+        self._assign()
+
     def detach(self) -> None:
         """Remove the fan-out from the optimizer; what remains is the base learning rate."""
         self._restore()
@@ -314,7 +322,7 @@ class Ensemble:
         self._steps = step
         self._round = step // self._sync_every
         if self._horizon is not None:
-            self._horizon.begin(step)
+            self._horizon.start(step)
         self._signal.reset()
         self._converge.forget()
         self._assign()
@@ -353,8 +361,16 @@ class Ensemble:
 
     def _assign(self) -> None:
         """Eq. 9: the multipliers of all replicas in this round, and this replica's own."""
+        # Where no window is judged any more, nothing is learnt from replicas that diverge.
+        over = self._horizon is not None and self._horizon.window_end is None
         self._multipliers = [
-            assignment(self._replicas.size, axis.spread, seed=self._seed, round=self._round, name=axis.name)
+            assignment(
+                self._replicas.size,
+                0.0 if over else axis.spread,
+                seed=self._seed,
+                round=self._round,
+                name=axis.name,
+            )
             for axis in self._explored
         ]
         self._own = [row[self._replicas.rank] for row in self._multipliers]

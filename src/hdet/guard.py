@@ -7,6 +7,7 @@ there is an accelerator), which is slower and takes nothing from the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
@@ -63,13 +64,18 @@ class Snapshot:
     def restore(self) -> None:
         """Bring everything back, in place; state that did not exist then is removed."""
         tensors, values = self._now()
+        homes = self._homes()
         for kind, i, name in (tensors.keys() | values.keys()) - self._tensors.keys() - self._values.keys():
-            del self._home(kind, i)[name]
-        for key, tensor in tensors.items():
-            if key in self._tensors:
-                tensor.copy_(self._tensors[key])
+            if kind in ("state", "group"):  # a buffer made since then is a cache, not a statistic
+                del homes[kind, i][name]
+        for key, kept in self._tensors.items():
+            kind, i, name = key
+            if key in tensors and tensors[key].shape == kept.shape:
+                tensors[key].copy_(kept)
+            elif kind in ("state", "group") and (kind, i) in homes:
+                homes[kind, i][name] = kept.to(self._weights[0].device, copy=True)
         for (kind, i, name), value in self._values.items():
-            self._home(kind, i)[name] = value
+            homes[kind, i][name] = _own(value)
 
     def bytes(self) -> int:
         """What the copies take."""
@@ -98,30 +104,30 @@ class Snapshot:
         }
         tensors |= {("buffer", 0, name): buffer for name, buffer in self._model.named_buffers()}
         values: dict[_Key, Any] = {}
-        homes = [("state", i) for i, p in enumerate(self._parameters()) if p in self._optimizer.state]
-        homes += [("group", i) for i in range(len(self._optimizer.param_groups))]
-        for kind, i in homes:
-            for name, value in self._home(kind, i).items():
+        for (kind, i), home in self._homes().items():
+            for name, value in home.items():
                 if kind == "group" and name in _NOT_STATE:
                     continue
                 if isinstance(value, Tensor):
                     tensors[kind, i, name] = value
                 else:
-                    values[kind, i, name] = value
+                    values[kind, i, name] = _own(value)
         return tensors, values
 
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
-
-    def _home(self, kind: str, i: int) -> dict[str, Any]:
-        home: dict[str, Any] = (
-            self._optimizer.param_groups[i]
-            if kind == "group"
-            else self._optimizer.state[self._parameters()[i]]
-        )
-        return home
+    def _homes(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """Where the optimizer keeps things: its state of each parameter, and its groups."""
+        groups = self._optimizer.param_groups
+        state = self._optimizer.state
+        parameters = (parameter for group in groups for parameter in group["params"])
+        homes = {("state", i): state[p] for i, p in enumerate(parameters) if p in state}
+        return homes | {("group", i): group for i, group in enumerate(groups)}
 
     def _room_for(self, tensor: Tensor) -> Tensor:
         if self._where == "device" or tensor.device.type == "cpu":
             return torch.empty_like(tensor, memory_format=torch.preserve_format)
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
+
+
+def _own(value: Any) -> Any:
+    """A value that the optimizer cannot change any more: some keep lists, and write into them."""
+    return deepcopy(value) if isinstance(value, (list, dict)) else value

@@ -6,13 +6,16 @@ needed. Several replicas probe at the same time, each its own batches and, where
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from hdet.controllers.horizon import HorizonController, HorizonDecision, HorizonState, Window
@@ -26,6 +29,8 @@ from hdet.windows import Windows
 
 __all__ = ["Horizon", "Verdict"]
 
+logger = logging.getLogger("hdet")
+
 #: The learning rate of the first window: as good as none, and the same whatever the optimizer was given.
 FIRST_LR = 1e-5
 #: One probe batch for so many steps of a window: what probing costs stays a small share of training.
@@ -34,6 +39,8 @@ _STEPS_PER_BATCH = 50
 _LEAST_SIZE = 0.01
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
 _MAX_CONSTANT = 3
+#: After so many draws of one and the same batch there is reason to say so.
+_SAME_BATCH = 8
 
 
 class Verdict(NamedTuple):
@@ -77,8 +84,7 @@ class Horizon:
         self._caller = caller
         self.window_end: int | None = None
         groups = trained_parameters(optimizer)
-        self._groups = [[local(p) for p in group] for group in groups]
-        self._weights = [weight for group in self._groups for weight in group]
+        self._weights = [local(p) for group in groups for p in group]
         self._replicas = replicas
         self._mean = WindowMean(self._weights)
         self._previous = [t.clone() for t in self._mean.tensors]
@@ -89,11 +95,16 @@ class Horizon:
             if self._where != "off"
             else None
         )
-        self.states = [HorizonState(1.0) for _ in (groups if self.scope == "each" else [()])]
-        self._constant = 0
-        self._previous_middle = 0.0
-        self._taken = False
-        self.begin(0)
+        ends = list(accumulate(len(group) for group in groups))
+        self._scopes = (
+            [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
+            if self.scope == "each"
+            else [slice(0, len(self._weights))]
+        )
+        self.states = [HorizonState(1.0) for _ in self._scopes]
+        self._constant = self._drawn = 0
+        self._said_same_batch = False
+        self.start(0)
 
     def facts(self) -> dict[str, str]:
         """On what all ranks must agree."""
@@ -111,6 +122,12 @@ class Horizon:
 
     # ------------------------------------------------------------------ between syncs
 
+    def start(self, step: int) -> None:
+        """Begin the first window; the weights before it are those that its first step will find."""
+        self._fresh = True
+        self._previous_middle = [float(step) for _ in self._scopes]
+        self.begin(step)
+
     def begin(self, step: int) -> None:
         """Begin the window that follows ``step`` steps."""
         self._began = step
@@ -125,9 +142,14 @@ class Horizon:
 
     def before_step(self) -> None:
         """The way back leads to the weights as the window's first step finds them."""
-        if not self._taken and self._snapshot is not None and self.window_end is not None:
-            self._snapshot.take()
+        if self._taken:
+            return
         self._taken = True
+        if self._fresh:
+            torch._foreach_copy_(self._previous, [w.detach() for w in self._weights])
+            self._fresh = False
+        if self._snapshot is not None and self.window_end is not None:
+            self._snapshot.take()
 
     def after_step(self) -> None:
         """An iterate more. Waits for nothing."""
@@ -137,12 +159,21 @@ class Horizon:
     # ------------------------------------------------------------------ at a sync
 
     def measure(self) -> list[float]:
-        """This replica's row: losses at every point, for each probe batch. Empty in the first window."""
-        if self.states[0].windows == 0:
+        """This replica's row: losses at every point, for each probe batch. Empty until weights have moved."""
+        if all(state.windows == 0 for state in self.states):
             return []
         assert self.window_end is not None
         count = max(2, (self.window_end - self._began) // _STEPS_PER_BATCH)
         batches = self.probe.draw(count)
+        self._drawn += len(batches)
+        if self._drawn >= _SAME_BATCH and self.probe.distinct == 1 and not self._said_same_batch:
+            self._said_same_batch = True
+            logger.warning(
+                "%s: the probe's %d batches so far were one and the same: the learning rate is fitted to it. "
+                "Training goes on; give Probe more batches",
+                self._caller,
+                self._drawn,
+            )
         torch._foreach_copy_(self._end, [w.detach() for w in self._weights])
         losses: list[float] = []
         try:
@@ -157,28 +188,27 @@ class Horizon:
         """m, then p and e: of all weights, or of one group with the others at m."""
         mean = self._mean.tensors
         points: list[Sequence[Tensor]] = [mean]
-        start = 0
-        for group in self._groups if self.scope == "each" else [self._weights]:
-            stop = start + len(group)
+        for scope in self._scopes:
             points += [
-                [*mean[:start], *other[start:stop], *mean[stop:]] for other in (self._previous, self._end)
+                [*mean[: scope.start], *other[scope], *mean[scope.stop :]]
+                for other in (self._previous, self._end)
             ]
-            start = stop
         return points
 
     def displacements(self) -> list[float]:
         """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas. Waits for the device."""
         if self._average is not None:
             self._average()
-        found, start = [], 0
-        for group in self._groups if self.scope == "each" else [self._weights]:
-            stop = start + len(group)
-            m, p = self._mean.tensors[start:stop], self._previous[start:stop]
-            moved = torch.stack([(a - b).norm().double() ** 2 for a, b in zip(m, p, strict=True)]).sum()
-            size = torch.stack([b.norm().double() ** 2 for b in p]).sum()
-            least = _LEAST_SIZE**2 * sum(b.numel() for b in p)
-            found.append(math.sqrt(float(moved) / max(float(size), least)))
-            start = stop
+        found = []
+        for scope in self._scopes:
+            m, p = self._mean.tensors[scope], self._previous[scope]
+            if not p:  # a group of which nothing is trained
+                found.append(0.0)
+                continue
+            # Another device than the first one's takes part by a copy of its norm, not of its weights.
+            moved = float(get_total_norm(torch._foreach_sub(m, p)))
+            least = _LEAST_SIZE * math.sqrt(sum(b.numel() for b in p))
+            found.append(moved / max(float(get_total_norm(p)), least))
         return found
 
     def decide(
@@ -201,7 +231,7 @@ class Horizon:
                 following,
                 total_steps,
                 displacement,
-                middle - self._previous_middle,
+                middle - self._previous_middle[scope],
                 previous,
                 mean,
                 end,
@@ -212,10 +242,19 @@ class Horizon:
         decisions = [self.controller.update(state, w) for state, w in zip(self.states, seen, strict=True)]
         if any(decision.action == "back" for decision in decisions):
             return self._go_back(step, decisions, seen)
+        if all(decision.why == "does not move" for decision in decisions):
+            raise RuntimeError(
+                f"{self._caller}.step: step {step}: the weights must move, and did not, although the "
+                f"learning rate was raised {decisions[0].state.blind} times a hundredfold; does "
+                "loss.backward() reach what the optimizer trains?"
+            )
         self.states = [decision.state for decision in decisions]
-        if not any(d.why == "hardly moved" for d in decisions):
-            torch._foreach_copy_(self._previous, self._mean.tensors)
-            self._previous_middle = middle
+        for i, part in enumerate(self._scopes):
+            if self.states[i].windows > 0:
+                torch._foreach_copy_(self._previous[part], self._mean.tensors[part])
+                self._previous_middle[i] = middle
+            else:  # it hardly moved: what it will have moved by is the next window's doing alone
+                self._previous_middle[i] = step
         self.begin(step)
         return Verdict(decisions, seen, [])
 
@@ -230,7 +269,13 @@ class Horizon:
         before = self.states
         self.states = [d.state if d.action == "back" else s for d, s in zip(decisions, before, strict=True)]
         total, in_a_row = (max(getattr(s, n) for s in self.states) for n in ("total_backs", "backs"))
-        rose = f"the probe's loss rose from {_average(seen[0].previous):.4g} to {_average(seen[0].mean):.4g}"
+        worst = next(i for i, decision in enumerate(decisions) if decision.action == "back")
+        rose = (
+            f"the weights moved by {seen[worst].displacement:.3g} of their norm"
+            if before[worst].windows == 0
+            else f"the probe's loss rose from {_average(seen[worst].previous):.4g} to "
+            f"{_average(seen[worst].mean):.4g}"
+        )
         if self._snapshot is None or total > _MAX_BACKS or in_a_row > _MAX_BACKS_IN_A_ROW:
             tried = (
                 "snapshot='off'" if self._snapshot is None else f"{in_a_row - 1} retries, {total - 1} in all"
@@ -243,6 +288,8 @@ class Horizon:
         self._snapshot.restore()
         shrunk = min(new.value / old.value for new, old in zip(self.states, before, strict=True))
         event = f"{rose}: back to the weights of step {self._began}, learning rate times {shrunk:.2g}"
+        # The steps taken are spent, but they lead nowhere: the weights have not travelled in them.
+        self._previous_middle = [middle + step - self._began for middle in self._previous_middle]
         self.begin(step)
         return Verdict(decisions, seen, [event])
 
@@ -275,7 +322,8 @@ class Horizon:
                 f"{self._caller}.step: step {step}: the probe's loss must be finite at weights that training "
                 f"has left behind, got {seen[0].previous}; check loss_fn and its batches"
             )
-        alike = all(w.previous == w.mean == w.end and w.displacement > 0 for w in seen)
+        moved = any(window.displacement > 0 for window in seen)
+        alike = moved and all(window.previous == window.mean == window.end for window in seen)
         self._constant = self._constant + 1 if alike else 0
         if self._constant >= _MAX_CONSTANT:
             raise ValueError(
@@ -296,8 +344,9 @@ class Horizon:
             "states": [asdict(state) for state in self.states],
             "began": self._began,
             "window_end": self.window_end,
-            "previous_middle": self._previous_middle,
+            "previous_middle": list(self._previous_middle),
             "taken": self._taken,
+            "fresh": self._fresh,
             "constant": self._constant,
             "mean": self._mean.state_dict(),
             "previous": [t.clone() for t in self._previous],
@@ -307,9 +356,15 @@ class Horizon:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""
+        if len(state["states"]) != len(self.states):
+            raise ValueError(
+                f"{self._caller}.load_state_dict: scope must be the one it was saved with: the state has "
+                f"{len(state['states'])} factors, this run {len(self.states)}"
+            )
         self.states = [HorizonState(**saved) for saved in state["states"]]
         self._began, self.window_end = state["began"], state["window_end"]
-        self._previous_middle, self._taken = state["previous_middle"], state["taken"]
+        self._previous_middle = list(state["previous_middle"])
+        self._taken, self._fresh = state["taken"], state["fresh"]
         self._constant = state["constant"]
         self._mean.load_state_dict(state["mean"])
         with torch.no_grad():

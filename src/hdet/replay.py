@@ -35,7 +35,7 @@ class FoundSchedule:
     @property
     def steps(self) -> int:
         """How many steps are known."""
-        return sum(count for count, _ in self._runs[0])
+        return sum(count for count, _ in self._runs[0]) if self._runs else 0
 
     def to_json(self) -> str:
         """Everything, exactly: Python writes floats so that they read back the same."""
@@ -71,6 +71,8 @@ def replay(optimizer: Optimizer, path: str | PathLike[str]) -> LambdaLR:
     """
     schedule = FoundSchedule.from_json(Path(path).read_text(encoding="utf-8"))
     lambdas = schedule.lambdas()
+    if not schedule.steps:
+        raise ValueError(f"replay: the schedule must hold at least one step, got none in {str(path)!r}")
     if len(lambdas) != len(optimizer.param_groups):
         raise ValueError(
             f"replay: the optimizer must have as many parameter groups as the schedule, {len(lambdas)}, got "

@@ -96,15 +96,22 @@ class WindowMean:
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self._weights = list(weights)
         self.tensors = [_wide(weight) for weight in weights]
+        self._narrow = any(w.dtype != m.dtype for w, m in zip(self._weights, self.tensors, strict=True))
         self._add = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
         self._stride = self._left = 1
         self.count = 0
+        self._look()
 
     def begin(self, steps: int) -> None:
         """A window of so many steps; its last one is always part of the mean."""
         self._stride = max(1, steps // _ITERATES)
         self._left = steps
         self.count = 0
+        self._look()
+
+    def _look(self) -> None:
+        # Views without a graph, made once a window: a list of fifty takes longer than averaging them.
+        self._seen = [weight.detach() for weight in self._weights]
 
     @torch.no_grad()
     def add(self) -> None:
@@ -112,7 +119,9 @@ class WindowMean:
         self._left -= 1
         if self._left % self._stride:
             return
-        now = [w.detach().to(m.dtype) for w, m in zip(self._weights, self.tensors, strict=True)]
+        now = self._seen
+        if self._narrow:
+            now = [w.to(m.dtype) for w, m in zip(self._seen, self.tensors, strict=True)]
         if self.count:
             self._add(self.tensors, now, self.count)
         else:  # written over, not averaged in: what a window before has left here may not be finite

@@ -24,3 +24,16 @@ def test_ddp() -> None:
     assert [int(line.split()[1]) for line in lines] == list(range(20, 201, 20))
     losses = [float(line.split()[3]) for line in lines]
     assert losses[-1] < losses[0]
+
+
+def test_auto_lr() -> None:
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / "auto_lr.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    first, *_, last = result.stdout.splitlines()
+    assert float(last.split()[2]) < 0.05 * float(first.split()[5])

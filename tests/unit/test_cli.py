@@ -7,12 +7,13 @@ import sys
 import types
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
-from hdet import __version__, history
+from hdet import __version__, history, replay
 from hdet.cli import app
-from hdet.demo import MAX_LRS, Outcome, Run, verdict
+from hdet.demo_published import MAX_LRS, Outcome, Run, verdict
 from hdet.doctor import Finding
 
 run = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}).invoke
@@ -27,11 +28,11 @@ def test_version():
 def test_help_lists_every_command():
     result = run(app, ["--help"])
     assert result.exit_code == 0
-    for command in ("demo", "doctor", "bench"):
+    for command in ("demo", "demo-published", "doctor", "bench"):
         assert command in result.output
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor", "bench"])
+@pytest.mark.parametrize("command", ["demo", "demo-published", "doctor", "bench"])
 def test_every_option_has_a_help_sentence(command):
     parameters = typer.main.get_command(app).commands[command].params
     assert parameters
@@ -77,10 +78,27 @@ def test_doctor_under_torchrun_examines_the_ranks_it_was_started_with():
     assert "WORLD_SIZE=2" in prose
 
 
-def test_demo_trains_shows_and_leaves_histories(tmp_path):
+def test_demo_finds_what_no_guess_had_to_tell_it(tmp_path):
+    (tmp_path / "autolr.jsonl").write_text("not a record\n")
+    result = run(app, ["demo", "--steps", "200", "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines() if not line.startswith("History"))
+    assert "none: AutoLR" in result.output
+    records = history.read(tmp_path / "autolr.jsonl")
+    assert records[-1].step == 150  # from there the schedule comes down
+    lrs = [record.hyperparameters[0].base_after for record in records]
+    assert lrs[0] > 10 * records[0].hyperparameters[0].base_before
+    assert max(lrs) > 1e-3
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=5.0)
+    replay(optimizer, tmp_path / "schedule.json")
+    assert optimizer.param_groups[0]["lr"] == records[0].hyperparameters[0].base_before
+
+
+def test_published_demo_trains_shows_and_leaves_histories(tmp_path):
     stale = tmp_path / "max_lr-0.1.jsonl"
     stale.write_text("not a record\n")
-    result = run(app, ["demo", "--replicas", "2", "--steps", "20", "--output", str(tmp_path)])
+    result = run(app, ["demo-published", "--replicas", "2", "--steps", "20", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "(predicted)" in result.output
     assert all(len(line) <= 80 for line in result.output.splitlines() if "OneCycle" in line[:25])
@@ -137,7 +155,8 @@ def test_bench_refuses_an_unknown_name():
 
 def test_a_run_that_takes_too_long_ends_with_a_plain_error(tmp_path):
     result = run(
-        app, ["demo", "--replicas", "2", "--steps", "20", "--timeout", "1", "--output", str(tmp_path)]
+        app,
+        ["demo-published", "--replicas", "2", "--steps", "20", "--timeout", "1", "--output", str(tmp_path)],
     )
     assert result.exit_code == 1
     assert "were not done in time" in result.output

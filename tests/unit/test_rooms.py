@@ -32,7 +32,7 @@ def uses(file: Path, *packages: str) -> set[str]:
     return {name for name in imports(file) for p in packages if name == p or name.startswith(p + ".")}
 
 
-LEAVES = ("cli", "demo", "doctor", "experiments", "workloads", "__main__")
+LEAVES = ("cli", "demo", "demo_published", "doctor", "experiments", "workloads", "__main__")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))

@@ -30,7 +30,11 @@ _SCALING_WINDOWS = 3
 _SCALING_STEP = math.log(3.0)
 #: A relative displacement below this is lost in rounding; then the next window tries a hundred times more.
 _LEAST_DISPLACEMENT = 1e-6
+#: Weights that moved further than their own norm in the first window have diverged: back, and a hundredth.
+_MOST_DISPLACEMENT = 1.0
 _BLIND_STEP = math.log(100.0)
+#: So often the learning rate is raised for weights that do not move; then they are taken to have no gradient.
+_MAX_BLIND = 6
 _BACK = math.log(1 / 3)
 #: Without an end in sight the run is taken to be at this share of its length.
 _OPEN_ENDED_SHARE = 0.15
@@ -46,7 +50,8 @@ class Window:
         total_steps: S, or None while nobody knows.
         displacement: ‖m − p‖ / ‖p‖.
         apart: steps between the middles of this window and the one before.
-        previous, mean, end: the loss of each probe batch at p, m and e; empty in the first window.
+        previous, mean, end: the loss of each probe batch at p, m and e; not read in the first window, and
+            empty there unless others than these weights were compared.
         rise: how much the schedule itself rose over the window, as a logarithm.
     """
 
@@ -83,6 +88,7 @@ class HorizonState:
     last_gap: float = 0.0
     backs: int = 0
     total_backs: int = 0
+    blind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +159,13 @@ class HorizonController:
     def update(self, state: HorizonState, window: Window) -> HorizonDecision:
         """One window: the state after it, with the factor for the next."""
         speed = window.speed
-        if not window.mean:
+        if not window.mean or state.windows == 0:
             return self._scale_blindly(state, window)
         gap, progress = _differences(window)
         first = state.first_loss if state.first_loss is not None else _mean(window.previous)
         state = replace(state, windows=state.windows + 1, first_loss=first)
         if self._relapsed(state, window, progress):
-            return self._back(state, speed, _mean(gap), _mean(progress))
+            return self._back(state, speed, _BACK, _mean(gap), _mean(progress))
         state = replace(state, last_gap=_mean(gap), backs=0)
         if state.windows <= _SCALING_WINDOWS:
             return self._scale(state, speed, _mean(gap), _mean(progress))
@@ -185,11 +191,16 @@ class HorizonController:
 
     def _scale_blindly(self, state: HorizonState, window: Window) -> HorizonDecision:
         """The first window runs at next to nothing: it tells how far a unit of learning rate carries."""
+        if not window.displacement <= _MOST_DISPLACEMENT:  # or not a number
+            decision = self._back(state, window.speed, -_BLIND_STEP)
+            return replace(decision, why="the weights moved further than their own norm")
         if not window.displacement > _LEAST_DISPLACEMENT:
-            value = state.value * math.exp(_BLIND_STEP)
-            return HorizonDecision(replace(state, value=value), "scale", window.speed, why="hardly moved")
+            if state.blind >= _MAX_BLIND:
+                return HorizonDecision(state, "hold", window.speed, why="does not move")
+            state = replace(state, value=state.value * math.exp(_BLIND_STEP), blind=state.blind + 1, backs=0)
+            return HorizonDecision(state, "scale", window.speed, why="hardly moved")
         value = state.value * self.start_speed / window.speed
-        state = replace(state, value=value, windows=state.windows + 1)
+        state = replace(state, value=value, windows=state.windows + 1, backs=0)
         return HorizonDecision(state, "scale", window.speed)
 
     def _scale(self, state: HorizonState, speed: float, gap: float, progress: float) -> HorizonDecision:
@@ -200,10 +211,17 @@ class HorizonController:
         seen = HorizonDecision(state, "scale", speed, gap, progress, _ratio(gap, progress))
         return replace(_moved(seen, change), action="scale")
 
-    def _back(self, state: HorizonState, speed: float, gap: float, progress: float) -> HorizonDecision:
+    def _back(
+        self,
+        state: HorizonState,
+        speed: float,
+        change: float,
+        gap: float = math.nan,
+        progress: float = math.nan,
+    ) -> HorizonDecision:
         state = replace(
             state,
-            value=state.value * math.exp(_BACK),
+            value=state.value * math.exp(change),
             gap=None,
             progress=None,
             backs=state.backs + 1,
@@ -213,12 +231,17 @@ class HorizonController:
 
     def _relapsed(self, state: HorizonState, window: Window, progress: Sequence[float]) -> bool:
         """Not finite, or L(m) above L(p) by more than noise: that of the probe, and that of the start."""
-        if not all(map(math.isfinite, (*window.mean, *window.end))):
+        # Weights that no probe batch uses may have blown up although every loss is finite.
+        if not all(map(math.isfinite, (window.speed, *window.mean, *window.end))):
             return True
         first = state.first_loss or 0.0
         improvement = max(first - _mean(window.previous), 0.05 * abs(first))
-        noise = 3 * _standard_error(progress) + max(state.last_gap, 0.0)
-        return -_mean(progress) > self.relapse * improvement + noise
+        start = max(state.last_gap, 0.0)
+        # In an explosion two batches differ by more than three of their standard errors explain; but where
+        # all of them lost more than everything gained so far, no noise of the probe is to blame.
+        if -max(progress) > improvement + start:
+            return True
+        return not -_mean(progress) <= self.relapse * improvement + 3 * _standard_error(progress) + start
 
     def _pool(self, before: float | None, now: float) -> float:
         return now if before is None else self.memory * before + (1 - self.memory) * now
@@ -251,6 +274,8 @@ def _ratio(gap: float, progress: float) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
+    if not all(map(math.isfinite, values)):
+        return math.nan  # fsum refuses infinities of both signs
     return math.fsum(values) / len(values)
 
 
@@ -258,7 +283,8 @@ def _standard_error(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     mean = _mean(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    # hypot scales before it squares: the losses of an explosion have no finite square.
+    return math.hypot(*(value - mean for value in values)) / math.sqrt((len(values) - 1) * len(values))
 
 
 def _is_number(value: object) -> bool:

@@ -1,0 +1,267 @@
+"""AutoLR on real ranks: one decision for all, whoever looked at what."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tasks
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import hdet
+from hdet.replicas.launch import LocalProcesses
+
+#: Every step is taken on so many batches, and every window judged by so many, however many ranks share them.
+PARTS, STEPS = 4, 120
+
+
+def share(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """This rank's part of a step's batch."""
+    each = PARTS // dist.get_world_size()
+    parts = [tasks.batch(part, step) for part in range(rank * each, (rank + 1) * each)]
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def loss_of(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    return (model(x) - y).square().mean()
+
+
+def build(rank: int, kind: str, *, own: bool = False, **options: Any) -> tuple[Any, ...]:
+    """Model, optimizer and AutoLR. ``own``: probes on two batches that no other rank has."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(tasks.Regression())
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        if kind == "sgd"
+        else torch.optim.AdamW(model.parameters(), lr=1.0)
+    )
+    per_sync = 2 if own else PARTS // dist.get_world_size()
+
+    def probed(draw: int) -> tuple[Tensor, Tensor]:
+        sync, k = divmod(draw, per_sync)
+        return tasks.batch(rank * per_sync + k, 100_000 + sync)
+
+    settings: dict[str, Any] = {"total_steps": STEPS, **options}
+    loss_fn = settings.pop("loss_fn", None) or (lambda batch: loss_of(model.module, batch))
+    probe = hdet.Probe(loss_fn, probed, model=model, per_sync=settings.pop("per_sync", per_sync))
+    return model, optimizer, hdet.AutoLR(optimizer, probe=probe, **settings)
+
+
+def train_step(
+    model: Any, optimizer: torch.optim.Optimizer, step: int, rank: int, scale: float = 1.0
+) -> None:
+    optimizer.zero_grad()
+    (scale * loss_of(model, share(step, rank))).backward()
+    optimizer.step()
+
+
+def flat(model: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()])
+
+
+def comparable(records: list[hdet.SyncRecord]) -> list[str]:
+    return [replace(record, milliseconds=0.0).to_json() for record in records]
+
+
+def search(rank: int, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """One run; windows of 10 steps get as many probe batches as are there, not one for 50 steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hdet.horizon._STEPS_PER_BATCH", 2)
+        poisoned = options.pop("poisoned", None)
+        model, optimizer, auto = build(rank, kind, **options)
+        records, weights = [], {}
+        for step in range(STEPS):
+            scale = math.nan if step == poisoned and rank == dist.get_world_size() - 1 else 1.0
+            train_step(model, optimizer, step, rank, scale)
+            record = auto.step()
+            records += [record] if record else []
+            weights[step + 1] = flat(model)
+        held_out = [loss_of(model.module, tasks.batch(k, 200_000)).item() for k in range(64)]
+    return {"records": records, "weights": weights, "loss": sum(held_out) / 64}
+
+
+# ---------------------------------------------------------------------- one decision
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1, "sgd"), (2, "adamw"), (2, "sgd"), (4, "adamw")])
+def test_all_ranks_decide_alike(ranks: LocalProcesses, size: int, kind: str) -> None:
+    """Each has looked at batches of its own; what was seen is pooled, so all act on everything."""
+    results = ranks.run(search, kind, {"own": True}, size=size)
+    first = results[0]
+    assert len(first["records"]) == 8
+    assert first["weights"][STEPS].isfinite().all()
+    for other in results[1:]:
+        assert comparable(other["records"]) == comparable(first["records"])
+        assert all(torch.equal(other["weights"][step], first["weights"][step]) for step in first["weights"])
+
+
+@pytest.mark.parametrize("scope", ["together", "each"])
+def test_how_many_ranks_share_the_work_does_not_matter(ranks: LocalProcesses, scope: str) -> None:
+    """The same batches to train on and to look at, on 1, 2 or 4 ranks: the same decisions."""
+    one, two, four = (ranks.run(search, "sgd", {"scope": scope}, size=size)[0] for size in (1, 2, 4))
+    assert len(one["records"]) == 8
+    assert len({record.horizon[0].action for record in one["records"]}) > 1
+    for other in (two, four):
+        for a, b in zip(one["records"], other["records"], strict=True):
+            for p, q in zip(a.horizon, b.horizon, strict=True):
+                assert (p.action, p.why) == (q.action, q.why)
+                assert (p.speed, p.loss_mean) == pytest.approx((q.speed, q.loss_mean), rel=1e-6, nan_ok=True)
+                assert (p.gap, p.progress) == pytest.approx(
+                    (q.gap, q.progress), rel=1e-5, abs=1e-9, nan_ok=True
+                )
+            for p, q in zip(a.hyperparameters, b.hyperparameters, strict=True):
+                assert p.base_after == pytest.approx(q.base_after, rel=1e-6)
+        torch.testing.assert_close(other["weights"][STEPS], one["weights"][STEPS], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_all_ranks_go_back_together(ranks: LocalProcesses, spread: float) -> None:
+    """One rank's loss is NaN once; the shared gradient takes it to all, and all return."""
+    results = ranks.run(search, "adamw", {"own": True, "poisoned": 54, "spread": spread}, size=2)
+    for result in results:
+        assert {r.step: r.horizon[0].action for r in result["records"] if r.horizon}[60] == "back"
+        assert not result["weights"][59].isfinite().all()
+        assert torch.equal(result["weights"][60], result["weights"][50])
+        assert torch.equal(result["weights"][STEPS], results[0]["weights"][STEPS])
+        assert result["weights"][STEPS].isfinite().all()
+        assert comparable(result["records"]) == comparable(results[0]["records"])
+
+
+# ---------------------------------------------------------------------- a real fan-out
+
+
+def test_replicas_that_diverge_decide_alike_and_as_one_would(ranks: LocalProcesses) -> None:
+    real = ranks.run(search, "sgd", {"own": True, "spread": 0.2}, size=2)
+    virtual = ranks.run(search, "sgd", {"own": True}, size=2)[0]
+    a, b = real
+    assert comparable(a["records"]) == comparable(b["records"])
+    ends = {record.step for record in a["records"]}
+    for step in range(1, STEPS + 1):
+        apart = not torch.equal(a["weights"][step], b["weights"][step])
+        # Diverged within every window; one at its end, and for good once nothing is judged any more.
+        assert apart == (step < 90 and step not in ends)
+    judged = [record for record in a["records"] if record.horizon]
+    assert [record.step for record in judged] == [record.step for record in virtual["records"]]
+    for record in judged:
+        assert min(record.distance_measured) > 0
+        assert record.distance_measured == pytest.approx(record.distance_predicted, rel=0.3)
+    found, expected = (run[-1].hyperparameters[0].base_after for run in (judged, virtual["records"]))
+    assert abs(math.log(found / expected)) < math.log(1.5)
+    untrained = sum(loss_of(tasks.Regression(), tasks.batch(k, 200_000)).item() for k in range(64)) / 64
+    assert abs(a["loss"] - virtual["loss"]) < 0.05 * (untrained - virtual["loss"])
+
+
+def cool_down(rank: int) -> tuple[list[Tensor], list[float]]:
+    model, optimizer, auto = build(rank, "sgd", own=True, spread=0.2, total_steps=None)
+    weights, lrs = [], []
+    for step in range(85):
+        if step == 65:
+            auto.cooldown(20)
+            weights.append(flat(model))
+        train_step(model, optimizer, step, rank)
+        auto.step()
+        lrs.append(auto.get_last_lr()[0])
+        weights.append(flat(model))
+    return weights, lrs
+
+
+def test_a_cooldown_brings_replicas_together(ranks: LocalProcesses) -> None:
+    (a, lrs), (b, _) = ranks.run(cool_down, size=2)
+    assert not torch.equal(a[64], b[64])
+    assert all(torch.equal(x, y) for x, y in zip(a[65:], b[65:], strict=True))
+    assert lrs[-1] == 0.0
+
+
+# ---------------------------------------------------------------------- resume
+
+
+def broken_off(rank: int, breaks: list[int]) -> list[bool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hdet.horizon._STEPS_PER_BATCH", 2)
+        run = build(rank, "adamw", own=True)
+        saved = {}
+        for step in range(STEPS):
+            if step in breaks:
+                saved[step] = io.BytesIO()
+                torch.save([part.state_dict() for part in run], saved[step])
+            train_step(*run[:2], step, rank)
+            run[2].step()
+        equal = []
+        for at in breaks:
+            again = build(rank, "adamw", own=True)
+            saved[at].seek(0)
+            for part, state in zip(again, torch.load(saved[at], weights_only=True), strict=True):
+                part.load_state_dict(state)
+            for step in range(at, STEPS):
+                train_step(*again[:2], step, rank)
+                again[2].step()
+            equal.append(torch.equal(flat(again[0]), flat(run[0])))
+    return equal
+
+
+def test_a_run_taken_up_is_the_unbroken_one(ranks: LocalProcesses) -> None:
+    """At the end of a window, within one, and in the decay."""
+    assert ranks.run(broken_off, [60, 67, 100], size=2) == [[True] * 3] * 2
+
+
+# ---------------------------------------------------------------------- ranks that do not fit together
+
+
+def disagree(rank: int) -> list[str]:
+    """What each rank hears, for one disagreement after the other."""
+    options: list[dict[str, Any]] = [
+        {"per_sync": 1 + rank},
+        {"controller": hdet.HorizonController(growth=1.0 + rank)},
+        {"sync_every": 10 + rank},
+        {"snapshot": "host" if rank else "device"},
+        {"schedule": "cosine" if rank else "onecycle"},
+        {"total_steps": 20 if rank else 200},
+        {"spread": 2.0 if rank else 0.0},
+    ]
+    heard = []
+    for option in options:
+        try:
+            build(rank, "sgd", own=True, **option)
+        except RuntimeError as error:
+            heard.append(str(error))
+    return heard
+
+
+def test_ranks_that_disagree_are_told_so(ranks: LocalProcesses) -> None:
+    """Also where one rank alone has given something that cannot be used: the other does not wait for it."""
+    expected = [
+        "probe batches a sync must be the same on all: rank 0 has 1; rank 1 has 2",
+        "horizon controller must be the same on all",
+        "windows must be the same on all",
+        "snapshot must be the same on all: rank 0 has device; rank 1 has host",
+        "schedule must be the same on all: rank 0 has 'onecycle'; rank 1 has 'cosine'",
+        "arguments must be the same on all: rank 0 has usable; rank 1 has AutoLR: total_steps must be",
+        "arguments must be the same on all: rank 0 has usable; rank 1 has LearningRate: spread",
+    ]
+    for heard in ranks.run(disagree, size=2, timeout=30):
+        for message, words in zip(heard, expected, strict=True):
+            assert message.startswith(f"AutoLR: the ranks disagree. {words}")
+
+
+def blind_on_one_rank(rank: int) -> tuple[int, str]:
+    model, optimizer, auto = build(rank, "sgd", own=True, loss_fn=(lambda batch: math.nan) if rank else None)
+    for step in range(30):
+        train_step(model, optimizer, step, rank)
+        try:
+            auto.step()
+        except ValueError as error:
+            return step + 1, str(error)
+    return 30, ""
+
+
+def test_one_blind_probe_stops_all_ranks_at_once(ranks: LocalProcesses) -> None:
+    for step, message in ranks.run(blind_on_one_rank, size=2, timeout=30):
+        assert step == 20
+        assert "step 20: the probe's loss must be finite" in message
