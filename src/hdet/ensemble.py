@@ -7,7 +7,6 @@ over it; there is no second copy of the cycle.
 from __future__ import annotations
 
 import logging
-import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -19,24 +18,23 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet import history as history_file
-from hdet.controllers import Controller, ControlState, Decision
+from hdet.controllers import Controller, ControlState
 from hdet.converge import Converge
 from hdet.divergence import Measured, find_doubts, predicted_distances
-from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
+from hdet.history import SyncRecord
 from hdet.horizon import Horizon
-from hdet.hyperparameters import GroupLearningRate, LearningRate, separate_learning_rates
+from hdet.hyperparameters import LearningRate, separate_learning_rates
 from hdet.layout import describe, parameter_device
 from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
 from hdet.signals import TrainingLoss, mean_losses
 from hdet.spread import assignment
+from hdet.steering import by_horizon, by_losses, take_factors
 
 __all__ = ["Ensemble", "Schedule"]
 
 logger = logging.getLogger("hdet")
 
 _TOO_MANY_CALLS = 100
-#: A schedule below this share of its peak is in its final descent.
-_DESCENT = 0.7
 
 
 class Schedule(Protocol):
@@ -163,13 +161,12 @@ class Ensemble:
         self._steps = self._round = 0
         self._converge = Converge(self._replicas, optimizer, model)
         self._horizon = horizon
-        self._curve_peak = self._curve_before = 0.0
         self._undiverged = Measured(0.0, tuple(0.0 for _ in self._explored), 0.0)
         if horizon is not None:
-            self._curve_peak = self._curve_before = self._explored[0].curve
             horizon.bind(caller, optimizer, self._replicas, diverges=self._diverges)
-            horizon.start_at(max(axis.curve for axis in self._explored))
-            self._take_factors(horizon)
+            horizon.start_at([axis.curve for axis in self._explored])
+            take_factors(horizon, self._explored)
+            self.moved = any(axis.moved for axis in self._explored)
         self.resume_at(first_step)
         self._attach()
         if self._diverges:
@@ -283,7 +280,6 @@ class Ensemble:
             "explored": [axis.state_dict() for axis in self._explored],
             "states": [(state.value, state.velocity) for state in self._states],
             "horizon": None if self._horizon is None else self._horizon.state_dict(),
-            "curve": [self._curve_peak, self._curve_before],
             "loss": {
                 "rank": self._replicas.rank,
                 "sum": self._signal.total(),
@@ -311,7 +307,6 @@ class Ensemble:
             self._signal.reset((loss["sum"], loss["count"]))
         else:
             self._signal.reset()
-        self._curve_peak, self._curve_before = state.get("curve", (0.0, 0.0))
         if self._horizon is not None and state.get("horizon") is not None:
             self._horizon.load_state_dict(state["horizon"])
         self._converge.forget()
@@ -403,99 +398,38 @@ class Ensemble:
                 f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
             )
         predicted = predicted_distances(self._multipliers, divergence.displacements)
-        seen: tuple[HorizonRecord, ...] = ()
         if judged is not None:
-            explored, seen, departures = self._look_ahead(judged, [row[7:] for row in rows])
-            weights: tuple[float, ...] = ()
+            readings = [row[7:] for row in rows]
+            steered = by_horizon(
+                judged, self._explored, self._multipliers, self._steps, self._total_steps, readings
+            )
+            if judged.went_back:
+                self._converge.forget()
         else:
-            explored, weights, departures = self._control(losses)
+            controller = self._controller if self._steps >= self._control_after else None
+            steered = by_losses(controller, self._explored, self._states, self._multipliers, losses)
+        self.moved = any(axis.moved for axis in self._explored)
         doubts = find_doubts(losses, measured, predicted, divergence.rounding) if self._diverges else {}
         for kind, doubt in doubts.items():
             self._say_once(logging.WARNING, doubt, kind)
-        events = [*odd, *departures]
+        events = [*odd, *steered.events]
         record = SyncRecord(
             step=self._steps,
             round=self._round,
             losses=losses,
-            weights=weights,
-            hyperparameters=explored,
+            weights=steered.weights,
+            hyperparameters=steered.hyperparameters,
             distance_measured=measured,
             distance_predicted=predicted,
             milliseconds=(time.perf_counter() - began) * 1e3,
             events=(*dict.fromkeys(events), *doubts.values()),
-            horizon=seen,
+            horizon=steered.horizon,
         )
         self._round += 1
         self._assign()
         self._signal.reset()
         self._publish(record, events)
         return record
-
-    def _control(
-        self, losses: tuple[float, ...]
-    ) -> tuple[tuple[HyperparameterRecord, ...], tuple[float, ...], list[str]]:
-        """Eq. 4–8 for every explored hyperparameter; the controller sees factors, the record units."""
-        controller = self._controller if self._steps >= self._control_after else None
-        weights: tuple[float, ...] = ()
-        events: list[str] = []
-        records: list[HyperparameterRecord] = []
-        for i, (axis, rho) in enumerate(zip(self._explored, self._multipliers, strict=True)):
-            before, delta = axis.base, 0.0
-            if controller is not None:
-                if controller.decay is not None:
-                    axis.hold()
-                decision = controller.update(self._states[i], losses=losses, multipliers=rho)
-                events += _departures(axis, decision, losses)
-                self._states[i] = decision.state
-                axis.move(decision.state.value)
-                self.moved = self.moved or axis.moved
-                weights, delta = decision.weights, decision.delta
-            records.append(
-                HyperparameterRecord(
-                    name=axis.name,
-                    multipliers=rho,
-                    values=tuple(before * multiplier for multiplier in rho),
-                    base_before=before,
-                    base_after=axis.base,
-                    delta=delta * axis.curve,
-                    velocity=self._states[i].velocity * axis.curve,
-                )
-            )
-        return tuple(records), weights, events
-
-    def _look_ahead(
-        self, horizon: Horizon, rows: Sequence[Sequence[float]]
-    ) -> tuple[tuple[HyperparameterRecord, ...], tuple[HorizonRecord, ...], list[str]]:
-        """The horizon controller's turn: one factor for all hyperparameters, or one for each."""
-        curve = self._explored[0].curve
-        rise = math.log(curve / self._curve_before) if min(curve, self._curve_before) > 0 else 0.0
-        before = [axis.base for axis in self._explored]
-        verdict = horizon.decide(self._steps, self._total_steps, rows, rise)
-        if any(decision.action == "back" for decision in verdict.decisions):
-            self._converge.forget()
-        self._take_factors(horizon)
-        self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
-        if curve < _DESCENT * self._curve_peak:
-            horizon.stop()  # the schedule is on its way down: what follows is its own doing
-        explored = tuple(
-            HyperparameterRecord(
-                name=axis.name,
-                multipliers=rho,
-                values=tuple(was * multiplier for multiplier in rho),
-                base_before=was,
-                base_after=axis.base,
-                delta=axis.base - was,
-                velocity=0.0,
-            )
-            for axis, rho, was in zip(self._explored, self._multipliers, before, strict=True)
-        )
-        return explored, horizon.records(verdict), verdict.events
-
-    def _take_factors(self, horizon: Horizon) -> None:
-        values = [state.value for state in horizon.states]
-        for i, axis in enumerate(self._explored):
-            axis.move(values[i % len(values)])
-            self.moved = self.moved or axis.moved
 
     def _publish(self, record: SyncRecord, events: Sequence[str]) -> None:
         """Rank 0 writes; a full disk is no reason to stop training, or to fall behind the other ranks."""
@@ -552,12 +486,3 @@ def take_over(optimizer: Optimizer) -> None:
 
 def _stay() -> None:
     """The schedule of a learning rate that nobody schedules."""
-
-
-def _departures(axis: GroupLearningRate, decision: Decision, losses: Sequence[float]) -> list[str]:
-    events = [f"replica {r} left out of the decision: its loss is {losses[r]}" for r in decision.left_out]
-    if decision.clamped_from is not None:
-        asked = decision.clamped_from * axis.curve
-        given = decision.state.value * axis.curve
-        events.append(f"{axis.name}: {asked:.3g} clamped to the slowest replica's {given:.3g}")
-    return events

@@ -39,6 +39,8 @@ _STEPS_PER_BATCH = 50
 _LEAST_SIZE = 0.01
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
 _MAX_CONSTANT = 3
+#: A schedule below this share of its peak is in its final descent.
+_DESCENT = 0.7
 #: After so many draws of one and the same batch there is reason to say so.
 _SAME_BATCH = 8
 
@@ -103,6 +105,9 @@ class Horizon:
         )
         self.states = [HorizonState(1.0) for _ in self._scopes]
         self._constant = self._drawn = 0
+        self._curve_peak = self._curve_before = 0.0
+        #: Whether the last window was taken back.
+        self.went_back = False
         self._said_same_batch = False
         self.start(0)
 
@@ -116,9 +121,10 @@ class Horizon:
             "probe batches a sync": repr(self.probe.per_sync),
         }
 
-    def start_at(self, curve: float) -> None:
-        """The first factor: next to no learning rate, whatever the schedule's value is."""
-        self.states = [HorizonState(FIRST_LR / curve) for _ in self.states]
+    def start_at(self, curves: Sequence[float]) -> None:
+        """The first factor: next to no learning rate, whatever the schedule's values are."""
+        self.states = [HorizonState(FIRST_LR / max(curves)) for _ in self.states]
+        self._curve_peak = self._curve_before = curves[0]
 
     # ------------------------------------------------------------------ between syncs
 
@@ -212,12 +218,24 @@ class Horizon:
         return found
 
     def decide(
-        self, step: int, total_steps: int | None, rows: Sequence[Sequence[float]], rise: float
+        self, step: int, total_steps: int | None, rows: Sequence[Sequence[float]], curve: float
     ) -> Verdict:
         """The controller's decision for each scope and what follows from it.
 
         Everything is read off the rows of all replicas (displacements, then losses), so all decide alike.
+        ``curve`` is the schedule's own value. Once it is well below its peak it is on its way down, and what
+        follows is its own doing: no further window.
         """
+        rise = math.log(curve / self._curve_before) if min(curve, self._curve_before) > 0 else 0.0
+        verdict = self._decide(step, total_steps, rows, rise)
+        self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
+        if curve < _DESCENT * self._curve_peak:
+            self.stop()
+        return verdict
+
+    def _decide(
+        self, step: int, total_steps: int | None, rows: Sequence[Sequence[float]], rise: float
+    ) -> Verdict:
         scopes = len(self.states)
         displacements = [math.fsum(row[i] for row in rows) / len(rows) for i in range(scopes)]
         rows = [row[scopes:] for row in rows]
@@ -240,7 +258,8 @@ class Horizon:
             seen.append(window)
         self._refuse_useless(step, seen)
         decisions = [self.controller.update(state, w) for state, w in zip(self.states, seen, strict=True)]
-        if any(decision.action == "back" for decision in decisions):
+        self.went_back = any(decision.action == "back" for decision in decisions)
+        if self.went_back:
             return self._go_back(step, decisions, seen)
         if all(decision.why == "does not move" for decision in decisions):
             raise RuntimeError(
@@ -347,6 +366,7 @@ class Horizon:
             "previous_middle": list(self._previous_middle),
             "taken": self._taken,
             "fresh": self._fresh,
+            "curve": [self._curve_peak, self._curve_before],
             "constant": self._constant,
             "mean": self._mean.state_dict(),
             "previous": [t.clone() for t in self._previous],
@@ -365,6 +385,7 @@ class Horizon:
         self._began, self.window_end = state["began"], state["window_end"]
         self._previous_middle = list(state["previous_middle"])
         self._taken, self._fresh = state["taken"], state["fresh"]
+        self._curve_peak, self._curve_before = state["curve"]
         self._constant = state["constant"]
         self._mean.load_state_dict(state["mean"])
         with torch.no_grad():
