@@ -206,6 +206,7 @@ def horizon(factor: float, windows: Sequence[Looked], s: HorizonSettings) -> lis
             elif w.displacement <= 1e-6:
                 raised += 1
                 factor, action = (factor * 100, "scale") if raised <= 6 else (factor, "hold")
+                factor = factor / 100**6 if raised == 7 else factor
             else:
                 factor, action, count = factor * s.start_speed / v, "scale", 1
             trace.append((factor, action))

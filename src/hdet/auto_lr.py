@@ -6,6 +6,7 @@ no learning rate, then the horizon controller brings the weights to speed and cl
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from os import PathLike
@@ -31,6 +32,8 @@ from hdet.windows import Windows
 
 __all__ = ["AutoLR"]
 
+logger = logging.getLogger("hdet")
+
 #: Fewer steps than this hold too few windows for any decision.
 _LEAST_STEPS = 40
 
@@ -41,6 +44,10 @@ class AutoLR:
     Memory, beyond training: three copies of the trained weights (the window's mean, the one before, the
     iterate to return to from probing) and, with a snapshot, one more of weights, optimizer state and buffers.
     Time: next to nothing between windows; at the end of each, three forward passes for every probe batch.
+
+    Windows, and the way back, last until the schedule comes down (for ``"wsd"`` the last quarter of the run,
+    for any other as soon as it is below 70 % of its peak). From there on it is plain training; weights that
+    are not finite at the last step are logged as an error.
 
     Args:
         optimizer: any torch optimizer. Of its learning rates only the ratios between groups count.
@@ -135,6 +142,7 @@ class AutoLR:
         )
         self._groups = len(optimizer.param_groups)
         self._found = FoundSchedule(self._groups)
+        self._said_late_group = False
         self._plain = not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
@@ -147,7 +155,14 @@ class AutoLR:
         used = self.get_last_lr() if self._plain else []
         record = self._ensemble.step(loss)
         if self._plain and self._ensemble.steps > before:
-            self._found.add(used[: self._groups])  # a group added later is not ours
+            self._found.add(used[: self._groups])
+            if len(used) > self._groups and not self._said_late_group:
+                self._said_late_group = True
+                logger.warning(
+                    "AutoLR: a parameter group was added after it was made: it keeps its own lr, %g, which "
+                    "nobody moves; add groups first",
+                    used[self._groups],
+                )
         return record
 
     def get_last_lr(self) -> list[float]:
@@ -168,12 +183,13 @@ class AutoLR:
             raise ValueError("AutoLR.cooldown: schedule must be 'wsd'; any other comes down by itself")
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(f"AutoLR.cooldown: steps must be an integer of at least 1, got {steps!r}")
-        self._cool(self.steps, self.steps + steps)
+        # Where it is coming down already, it comes down from there.
+        self._cool(self.steps, self.steps + steps, self._shape(self.steps))
         self._ensemble.end_search()
 
-    def _cool(self, start: int, end: int) -> None:
+    def _cool(self, start: int, end: int, height: float) -> None:
         assert isinstance(self._driver, _Drawn)
-        self._shape = self._driver.shape = WarmStableDecay(end, start)
+        self._shape = self._driver.shape = WarmStableDecay(end, start, height)
         self._ensemble.end_at(end)
 
     def converge(self) -> None:
@@ -191,11 +207,13 @@ class AutoLR:
 
     def state_dict(self) -> dict[str, Any]:
         """Save it beside model and optimizer. Holds tensors: the window in progress and the way back."""
-        cooling = isinstance(self._shape, WarmStableDecay)
+        shape = self._shape
         return {
             "engine": self._ensemble.state_dict(),
             "found": self._found.to_json(),
-            "cooldown": [self._shape.decay_from, self._shape.total_steps] if cooling else None,  # type: ignore[union-attr]
+            "cooldown": [shape.decay_from, shape.total_steps, shape.height]
+            if isinstance(shape, WarmStableDecay)
+            else None,
             "schedule": self._driver.state_dict(),
             "lr": self.get_last_lr()[: self._groups],
         }
@@ -275,7 +293,7 @@ def _check(
         if not (math.isfinite(lr) and lr > 0):
             raise ValueError(
                 f"AutoLR: the groups' lr must be finite and > 0, for their ratios are kept, got {lr} in "
-                f"group {i}; give another, or freeze it"
+                f"group {i}; give another (a schedule may not begin at zero), or freeze it"
             )
     if total_steps is not None and (not isinstance(total_steps, int) or total_steps < _LEAST_STEPS):
         raise ValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Protocol, SupportsFloat
 
@@ -220,12 +220,17 @@ class Ensemble:
         self._optimizer_stepped = False
         self._calls_without_step = 0
         self._steps += 1
-        # The sync comes before the schedule moves on: its values are those of the step just taken.
-        record = self._sync() if self._is_due() else None
-        if self.moved and not self._covers_itself:
-            self._advance_covered_schedule()
-        else:
-            self._advance_schedule()
+        try:
+            # The sync comes before the schedule moves on: its values are those of the step just taken.
+            record = self._sync() if self._is_due() else None
+        finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
+            if self.moved and not self._covers_itself:
+                self._advance_covered_schedule()
+            else:
+                self._advance_schedule()
+        ends = self._horizon is not None and self._steps == self._total_steps
+        if ends and (trouble := self._horizon.check_end()):  # type: ignore[union-attr]
+            self._log(logging.ERROR, trouble)
         return record
 
     def _is_due(self) -> bool:
@@ -233,7 +238,11 @@ class Ensemble:
         if self._horizon is None:
             return self._diverges and (last or self._steps % self._sync_every == 0)
         self._horizon.after_step()
-        return self._steps == self._horizon.window_end or (self._diverges and last)
+        return self._window_is_over() or (self._diverges and last)
+
+    def _window_is_over(self) -> bool:
+        end = None if self._horizon is None else self._horizon.window_end
+        return end is not None and self._steps >= end
 
     def covered(self, schedule_values: list[float | Tensor]) -> list[float | Tensor]:
         """The base values over the schedule's own, for a schedule that covers itself."""
@@ -309,6 +318,8 @@ class Ensemble:
             self._signal.reset()
         if self._horizon is not None and state.get("horizon") is not None:
             self._horizon.load_state_dict(state["horizon"])
+        elif self._horizon is not None:  # saved without one: it begins here
+            self._horizon.start(self._steps)
         self._converge.forget()
         self._assign()
 
@@ -384,9 +395,9 @@ class Ensemble:
 
     def _sync(self) -> SyncRecord:
         began = time.perf_counter()
-        judged = self._horizon if self._steps == getattr(self._horizon, "window_end", None) else None
+        judged = self._horizon if self._window_is_over() else None
         # The probe comes before the mean: a replica that diverged is judged at its own points.
-        probed = judged.measure() if judged is not None else []
+        probed = self._together(judged.measure) if judged is not None else []
         divergence, odd = self._converge() if self._diverges else (self._undiverged, ())
         own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row()]
         rows = self._replicas.gather([*own, *(judged.displacements() if judged is not None else ()), *probed])
@@ -430,6 +441,24 @@ class Ensemble:
         self._signal.reset()
         self._publish(record, events)
         return record
+
+    def _together(self, measure: Callable[[], list[float]]) -> list[float]:
+        """What may fail on one rank fails on all of them, so that none is left waiting."""
+        failure: Exception | None = None
+        measured: list[float] = []
+        try:
+            measured = measure()
+        except Exception as error:
+            failure = error
+        failed = [row[0] for row in self._replicas.gather([float(failure is not None)])]
+        if failure is not None:
+            raise failure
+        if any(failed):
+            raise RuntimeError(
+                f"{self._caller}.step: step {self._steps}: the probe raised on rank {failed.index(1.0)}; its "
+                "own error says why"
+            )
+        return measured
 
     def _publish(self, record: SyncRecord, events: Sequence[str]) -> None:
         """Rank 0 writes; a full disk is no reason to stop training, or to fall behind the other ranks."""

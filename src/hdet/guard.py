@@ -27,7 +27,7 @@ class Snapshot:
     """What training can return to.
 
     Args:
-        weights: the trained parameters.
+        weights: the parameters.
         optimizer: its state is kept, whatever kind it is.
         model: its buffers are kept.
         where: ``"device"`` or ``"host"``.
@@ -65,8 +65,10 @@ class Snapshot:
         """Bring everything back, in place; state that did not exist then is removed."""
         tensors, values = self._now()
         homes = self._homes()
+        groups = {i for kind, i, _ in self._values if kind == "group"}
         for kind, i, name in (tensors.keys() | values.keys()) - self._tensors.keys() - self._values.keys():
-            if kind in ("state", "group"):  # a buffer made since then is a cache, not a statistic
+            # A buffer made since then is a cache, not a statistic; a group added since then is the user's.
+            if kind == "state" or (kind == "group" and i in groups):
                 del homes[kind, i][name]
         for key, kept in self._tensors.items():
             kind, i, name = key

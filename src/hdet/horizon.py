@@ -20,14 +20,13 @@ from torch.optim import Optimizer
 
 from hdet.controllers.horizon import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.guard import Snapshot, Where
-from hdet.history import HorizonRecord
 from hdet.layout import trained_parameters
 from hdet.probe import Probe
-from hdet.replicas import Mean, Replicas, local
+from hdet.replicas import Replicas, local
 from hdet.signals import WindowMean
 from hdet.windows import Windows
 
-__all__ = ["Horizon", "Verdict"]
+__all__ = ["Horizon", "Verdict", "average"]
 
 logger = logging.getLogger("hdet")
 
@@ -35,8 +34,8 @@ logger = logging.getLogger("hdet")
 FIRST_LR = 1e-5
 #: One probe batch for so many steps of a window: what probing costs stays a small share of training.
 _STEPS_PER_BATCH = 50
-#: Weights that begin at zero have no norm; they count as if each were this large.
-_LEAST_SIZE = 0.01
+#: A vector that begins at zero has no norm; it counts as if each of its values were this large.
+_LEAST_SIZE = 0.1
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
 _MAX_CONSTANT = 3
 #: A schedule below this share of its peak is in its final descent.
@@ -85,31 +84,67 @@ class Horizon:
         """Take the weights of an optimizer; the window begins with its first step."""
         self._caller = caller
         self.window_end: int | None = None
-        groups = trained_parameters(optimizer)
-        self._weights = [local(p) for group in groups for p in group]
+        self._optimizer = optimizer
         self._replicas = replicas
-        self._mean = WindowMean(self._weights)
-        self._previous = [t.clone() for t in self._mean.tensors]
-        self._end = [torch.empty_like(weight) for weight in self._weights]
-        self._average: Mean | None = replicas.plan_mean(self._mean.tensors) if diverges else None
+        self._diverges = diverges
+        self._trained: list[int] = []
+        self._weights: list[Tensor] = []
+        self._previous: list[Tensor] = []
+        self._least: list[float] = []
+        self._follow()
+        if not self._weights:
+            raise ValueError(
+                f"{caller}: the optimizer must train something, and all its parameters are frozen; call "
+                "requires_grad_() on some first"
+            )
         self._snapshot = (
-            Snapshot(self._weights, optimizer, self.probe.model, self._where)
+            Snapshot(
+                # The frozen ones too: they may be freed within a window.
+                [local(p) for group in optimizer.param_groups for p in group["params"]],
+                optimizer,
+                self.probe.model,
+                self._where,
+            )
             if self._where != "off"
             else None
         )
+        self.states = [HorizonState(1.0) for _ in self._scopes]
+        self._constant = self._drawn = 0
+        self._varied = False
+        self._curve_peak = self._curve_before = 0.0
+        #: Whether the last window was taken back.
+        self.went_back = False
+        self._said_same_batch = False
+        self.start(0)
+
+    def _follow(self) -> None:
+        """Take up what is trained now: layers are frozen and freed during a run."""
+        groups = trained_parameters(self._optimizer)[
+            : len(self.states) if self.scope == "each" and self.states else None
+        ]
+        parameters = [p for group in groups for p in group]
+        if [id(p) for p in parameters] == self._trained:
+            return
+        before = dict(zip(self._trained, zip(self._previous, self._least, strict=True), strict=True))
+        self._trained = [id(p) for p in parameters]
+        self._weights = [local(p) for p in parameters]
+        self._mean = WindowMean(self._weights)
+        known = [before.get(id(p)) for p in parameters]
+        self._previous = [
+            mine.clone() if old is None else old[0]
+            for mine, old in zip(self._mean.tensors, known, strict=True)
+        ]
+        self._least = [
+            _usual_norm(w) if old is None else old[1] for w, old in zip(self._weights, known, strict=True)
+        ]
+        self._end = [torch.empty_like(weight) for weight in self._weights]
+        self._average = self._replicas.plan_mean(self._mean.tensors) if self._diverges else None
         ends = list(accumulate(len(group) for group in groups))
         self._scopes = (
             [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
             if self.scope == "each"
             else [slice(0, len(self._weights))]
         )
-        self.states = [HorizonState(1.0) for _ in self._scopes]
-        self._constant = self._drawn = 0
-        self._curve_peak = self._curve_before = 0.0
-        #: Whether the last window was taken back.
-        self.went_back = False
-        self._said_same_batch = False
-        self.start(0)
 
     def facts(self) -> dict[str, str]:
         """On what all ranks must agree."""
@@ -139,8 +174,6 @@ class Horizon:
         self._began = step
         self.window_end = self.windows.end_after(step)
         self._taken = False
-        if self.window_end is not None:
-            self._mean.begin(self.window_end - step)
 
     def stop(self) -> None:
         """No window any more."""
@@ -151,7 +184,11 @@ class Horizon:
         if self._taken:
             return
         self._taken = True
+        if self.window_end is not None:
+            self._follow()
+            self._mean.begin(self.window_end - self._began)
         if self._fresh:
+            self._least = [_usual_norm(weight) for weight in self._weights]
             torch._foreach_copy_(self._previous, [w.detach() for w in self._weights])
             self._fresh = False
         if self._snapshot is not None and self.window_end is not None:
@@ -211,10 +248,9 @@ class Horizon:
             if not p:  # a group of which nothing is trained
                 found.append(0.0)
                 continue
-            # Another device than the first one's takes part by a copy of its norm, not of its weights.
-            moved = float(get_total_norm(torch._foreach_sub(m, p)))
-            least = _LEAST_SIZE * math.sqrt(sum(b.numel() for b in p))
-            found.append(moved / max(float(get_total_norm(p)), least))
+            # What began at zero counts with the size that it is usually given.
+            size = math.hypot(float(get_total_norm(p)), *self._least[scope])
+            found.append(float(get_total_norm(torch._foreach_sub(m, p))) / max(size, math.ulp(0.0)))
         return found
 
     def decide(
@@ -231,7 +267,24 @@ class Horizon:
         self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
         if curve < _DESCENT * self._curve_peak:
             self.stop()
+            if total_steps is None or step < total_steps / 3:
+                logger.warning(
+                    "%s: the schedule is below %d %% of its peak after %d steps: the search for its size "
+                    "ends here",
+                    self._caller,
+                    100 * _DESCENT,
+                    step,
+                )
         return verdict
+
+    def check_end(self) -> str:
+        """What is wrong with the weights that training ends with, if anything. Waits for the device."""
+        if all(bool(torch.isfinite(w).all()) for w in self._weights):
+            return ""
+        return (
+            "the weights are not finite at the end of training: they were lost after the last window, from "
+            "where on there is no way back"
+        )
 
     def _decide(
         self, step: int, total_steps: int | None, rows: Sequence[Sequence[float]], rise: float
@@ -257,14 +310,19 @@ class Horizon:
             )
             seen.append(window)
         self._refuse_useless(step, seen)
-        decisions = [self.controller.update(state, w) for state, w in zip(self.states, seen, strict=True)]
+        decisions = [
+            self.controller.update(state, window)
+            if self._weights[part]
+            else HorizonDecision(state, "hold", 0.0, why="nothing is trained")
+            for state, window, part in zip(self.states, seen, self._scopes, strict=True)
+        ]
         self.went_back = any(decision.action == "back" for decision in decisions)
         if self.went_back:
             return self._go_back(step, decisions, seen)
         if all(decision.why == "does not move" for decision in decisions):
             raise RuntimeError(
                 f"{self._caller}.step: step {step}: the weights must move, and did not, although the "
-                f"learning rate was raised {decisions[0].state.blind} times a hundredfold; does "
+                f"learning rate was raised {self.states[0].blind} times a hundredfold; does "
                 "loss.backward() reach what the optimizer trains?"
             )
         self.states = [decision.state for decision in decisions]
@@ -292,8 +350,8 @@ class Horizon:
         rose = (
             f"the weights moved by {seen[worst].displacement:.3g} of their norm"
             if before[worst].windows == 0
-            else f"the probe's loss rose from {_average(seen[worst].previous):.4g} to "
-            f"{_average(seen[worst].mean):.4g}"
+            else f"the probe's loss rose from {average(seen[worst].previous):.4g} to "
+            f"{average(seen[worst].mean):.4g}"
         )
         if self._snapshot is None or total > _MAX_BACKS or in_a_row > _MAX_BACKS_IN_A_ROW:
             tried = (
@@ -312,38 +370,23 @@ class Horizon:
         self.begin(step)
         return Verdict(decisions, seen, [event])
 
-    def records(self, verdict: Verdict) -> tuple[HorizonRecord, ...]:
-        """The verdict as the history keeps it."""
-        return tuple(
-            HorizonRecord(
-                name="lr" if self.scope == "together" else f"lr/{i}",
-                action=decision.action,
-                speed=decision.speed,
-                lag=decision.lag,
-                tolerated=decision.tolerated,
-                gap=decision.gap,
-                progress=decision.progress,
-                loss_previous=_average(window.previous),
-                loss_mean=_average(window.mean),
-                loss_end=_average(window.end),
-                why=decision.why,
-            )
-            for i, (decision, window) in enumerate(zip(verdict.decisions, verdict.windows, strict=True))
-        )
-
     def _refuse_useless(self, step: int, seen: Sequence[Window]) -> None:
         """A probe that says nothing must not steer."""
         losses = [loss for window in seen for loss in (*window.previous, *window.mean, *window.end)]
         if not losses:
             return
-        if not all(math.isfinite(loss) for window in seen for loss in window.previous):
+        lost = not all(math.isfinite(loss) for window in seen for loss in window.previous)
+        # One group's p has the other groups at m, which may be what is lost: then there is a way back.
+        if lost and (self.scope == "together" or math.isfinite(average(seen[0].mean))):
             raise ValueError(
                 f"{self._caller}.step: step {step}: the probe's loss must be finite at weights that training "
                 f"has left behind, got {seen[0].previous}; check loss_fn and its batches"
             )
         moved = any(window.displacement > 0 for window in seen)
         alike = moved and all(window.previous == window.mean == window.end for window in seen)
-        self._constant = self._constant + 1 if alike else 0
+        self._varied = self._varied or not alike
+        # A loss that did depend on the weights may end at zero, or at the precision of a float.
+        self._constant = 0 if self._varied else self._constant + 1
         if self._constant >= _MAX_CONSTANT:
             raise ValueError(
                 f"{self._caller}.step: step {step}: the probe's loss must depend on the weights, and was "
@@ -367,7 +410,8 @@ class Horizon:
             "taken": self._taken,
             "fresh": self._fresh,
             "curve": [self._curve_peak, self._curve_before],
-            "constant": self._constant,
+            "constant": [self._constant, self._varied],
+            "least": list(self._least),
             "mean": self._mean.state_dict(),
             "previous": [t.clone() for t in self._previous],
             "snapshot": None if self._snapshot is None else self._snapshot.state_dict(),
@@ -386,7 +430,8 @@ class Horizon:
         self._previous_middle = list(state["previous_middle"])
         self._taken, self._fresh = state["taken"], state["fresh"]
         self._curve_peak, self._curve_before = state["curve"]
-        self._constant = state["constant"]
+        self._constant, self._varied = state["constant"]
+        self._least = list(state["least"])
         self._mean.load_state_dict(state["mean"])
         with torch.no_grad():
             for mine, saved in zip(self._previous, state["previous"], strict=True):
@@ -401,5 +446,14 @@ class Horizon:
         return own + (0 if self._snapshot is None else self._snapshot.bytes())
 
 
-def _average(losses: Sequence[float]) -> float:
+def _usual_norm(weight: Tensor) -> float:
+    """The norm that weights of this shape are usually given, for those that are zero; of any other, 0."""
+    if weight.numel() == 0 or bool(weight.detach().any()):
+        return 0.0
+    each = 1 / math.sqrt(weight[0].numel()) if weight.dim() > 1 else _LEAST_SIZE
+    return each * math.sqrt(weight.numel())
+
+
+def average(losses: Sequence[float]) -> float:
+    """The mean; NaN where one of them is not finite, or there is none."""
     return math.fsum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else math.nan

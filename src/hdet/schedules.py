@@ -19,7 +19,7 @@ COOLDOWN_SHARE = 0.25
 class WarmStableDecay:
     """Constant, then linearly to zero from step ``decay_from`` to ``total_steps``; without an end, constant.
 
-    Its warm-up is the controller's climb.
+    Its warm-up is the controller's climb. ``height`` is where it comes down from.
 
     >>> shape = WarmStableDecay.of(100)
     >>> [shape(step) for step in (0, 75, 85, 99, 100)]
@@ -28,6 +28,7 @@ class WarmStableDecay:
 
     total_steps: int | None = None
     decay_from: int | None = None
+    height: float = 1.0
 
     @classmethod
     def of(cls, total_steps: int | None) -> WarmStableDecay:
@@ -38,8 +39,8 @@ class WarmStableDecay:
 
     def __call__(self, step: int) -> float:
         if self.total_steps is None or self.decay_from is None or step < self.decay_from:
-            return 1.0
-        return max(0.0, (self.total_steps - step) / (self.total_steps - self.decay_from))
+            return self.height
+        return self.height * max(0.0, (self.total_steps - step) / (self.total_steps - self.decay_from))
 
     @property
     def search_until(self) -> int | None:

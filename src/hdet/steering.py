@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hdet.controllers import Controller, ControlState, Decision
 from hdet.history import HorizonRecord, HyperparameterRecord
-from hdet.horizon import Horizon
+from hdet.horizon import Horizon, Verdict, average
 from hdet.hyperparameters import GroupLearningRate
 
 __all__ = ["Steered", "by_horizon", "by_losses", "take_factors"]
@@ -66,7 +66,26 @@ def by_horizon(
         _record(axis, rho, was, axis.base - was, 0.0)
         for axis, rho, was in zip(explored, multipliers, before, strict=True)
     )
-    return Steered(records, horizon=horizon.records(verdict), events=tuple(verdict.events))
+    return Steered(records, horizon=_windows(horizon, verdict), events=tuple(verdict.events))
+
+
+def _windows(horizon: Horizon, verdict: Verdict) -> tuple[HorizonRecord, ...]:
+    return tuple(
+        HorizonRecord(
+            name="lr" if horizon.scope == "together" else f"lr/{i}",
+            action=decision.action,
+            speed=decision.speed,
+            lag=decision.lag,
+            tolerated=decision.tolerated,
+            gap=decision.gap,
+            progress=decision.progress,
+            loss_previous=average(window.previous),
+            loss_mean=average(window.mean),
+            loss_end=average(window.end),
+            why=decision.why,
+        )
+        for i, (decision, window) in enumerate(zip(verdict.decisions, verdict.windows, strict=True))
+    )
 
 
 def take_factors(horizon: Horizon, explored: Sequence[GroupLearningRate]) -> None:

@@ -84,7 +84,8 @@ def search(rank: int, kind: str, options: dict[str, Any]) -> dict[str, Any]:
             records += [record] if record else []
             weights[step + 1] = flat(model)
         held_out = [loss_of(model.module, tasks.batch(k, 200_000)).item() for k in range(64)]
-    return {"records": records, "weights": weights, "loss": sum(held_out) / 64}
+        point = torch.cat([p.reshape(-1) for p in auto._horizon._previous])
+    return {"records": records, "weights": weights, "loss": sum(held_out) / 64, "point": point}
 
 
 # ---------------------------------------------------------------------- one decision
@@ -142,6 +143,7 @@ def test_replicas_that_diverge_decide_alike_and_as_one_would(ranks: LocalProcess
     virtual = ranks.run(search, "sgd", {"own": True}, size=2)[0]
     a, b = real
     assert comparable(a["records"]) == comparable(b["records"])
+    assert torch.equal(a["point"], b["point"]), "the window's mean is the replicas' mean"
     ends = {record.step for record in a["records"]}
     for step in range(1, STEPS + 1):
         apart = not torch.equal(a["weights"][step], b["weights"][step])
@@ -265,3 +267,25 @@ def test_one_blind_probe_stops_all_ranks_at_once(ranks: LocalProcesses) -> None:
     for step, message in ranks.run(blind_on_one_rank, size=2, timeout=30):
         assert step == 20
         assert "step 20: the probe's loss must be finite" in message
+
+
+def raising_on_one(rank: int) -> str:
+    def raises(batch: tuple[Tensor, Tensor]) -> Tensor:
+        if rank == 1:
+            raise OSError("a disk was away")
+        return batch[0].sum()
+
+    model, optimizer, auto = build(rank, "sgd", loss_fn=raises)
+    try:
+        for step in range(40):
+            train_step(model, optimizer, step, rank)
+            auto.step()
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_probe_that_raises_on_one_rank_leaves_none_waiting(ranks: LocalProcesses) -> None:
+    first, second = ranks.run(raising_on_one, size=2, timeout=60)
+    assert "the probe raised on rank 1" in first
+    assert second == "a disk was away"

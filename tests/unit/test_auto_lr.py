@@ -391,7 +391,7 @@ BREAKS = [1, 10, 25, 97, 103, 104, 150, 170]
 
 def poisoned_run(*, auto: bool = True) -> Training:
     """One explosion on the way, in a window that ends at step 103 and is taken back."""
-    run = Training(lrs=(1.0, 0.1), auto=auto)
+    run = Training(lrs=(1.0, 0.3), auto=auto)
     run.poisoned = POISONED
     return run
 

@@ -332,7 +332,27 @@ def test_weights_that_hardly_move_are_given_a_hundred_times_more() -> None:
         assert decision.state.value == pytest.approx(1e-5 * 100**count)
         state = decision.state
     held = controller.update(state, Window(70, 80, 1000, 0.0, 10))
-    assert (held.action, held.why, held.state) == ("hold", "does not move", state), "but not without end"
+    assert (held.action, held.why) == ("hold", "does not move"), "but not without end"
+    assert held.state.value == pytest.approx(1e-5), "a gradient that comes late must not meet a huge value"
+    again = controller.update(held.state, Window(80, 90, 1000, 0.0, 10))
+    assert (again.action, again.state) == ("hold", held.state)
+
+
+def test_a_back_is_forgotten_once_the_weights_hardly_move() -> None:
+    controller = controller_with()
+    far = controller.update(HorizonState(1e-5), Window(10, 20, 1000, 1e9, 5.5)).state
+    near = controller.update(far, Window(20, 30, 1000, 1e-9, 5.5)).state
+    assert (far.backs, near.backs, near.total_backs) == (1, 0, 1)
+
+
+def test_a_falling_schedule_allows_no_more_growth_than_a_level_one() -> None:
+    state = HorizonState(1e-3, windows=9, first_loss=4.0)
+    losses = {"previous": [2.0], "mean": [1.9], "end": [1.9]}
+    level, falling = (
+        HorizonController().update(state, Window(100, 120, 2000, 0.01, 18, **losses, rise=rise))  # type: ignore[arg-type]
+        for rise in (0.0, -3.0)
+    )
+    assert level.state.value == falling.state.value > state.value
 
 
 @pytest.mark.parametrize("displacement", [1.5, 1e30, math.inf, math.nan])

@@ -112,7 +112,10 @@ class HorizonController:
     With t the steps taken, S the whole run and v the relative speed:
 
         v* = speed / √(t/S),    c = tolerance · v*/v,
-        Δ log η = growth · log(t′/t) · clip((c − lag)/c, −1, 1).
+        Δ log η = growth · log(t′/t) · clip((c − lag)/c, −1, 1),
+
+    an increase being held back where v would pass ``top_speed``, where the schedule rises by itself, and
+    where progress has come to a standstill.
 
     Args:
         tolerance: the lag, in windows, that weights travelling at v* may have.
@@ -122,7 +125,9 @@ class HorizonController:
         top_speed: v beyond which the learning rate does not grow: a trust region.
         memory: weight of the windows before in the pooled gap and progress, in [0, 1).
         significance: a difference of gap from c·progress below this many standard errors moves nothing.
-        relapse: a loss at m above that at p by this share of the improvement so far is a relapse: go back.
+        relapse: a loss at m above that at p by this share of the improvement so far, and by more than three
+            standard errors and the noise of the window's start explain, is a relapse: go back.
+        standstill: progress below this share of the improvement so far counts as none.
 
     >>> controller = HorizonController()
     >>> state = HorizonState(1e-3, windows=9, first_loss=4.0)
@@ -141,7 +146,6 @@ class HorizonController:
     memory: float = 0.5
     significance: float = 1.0
     relapse: float = 0.05
-    #: Progress below this share of the improvement so far counts as none: nothing is gained by more speed.
     standstill: float = 0.003
 
     def __post_init__(self) -> None:
@@ -196,6 +200,9 @@ class HorizonController:
             return replace(decision, why="the weights moved further than their own norm")
         if not window.displacement > _LEAST_DISPLACEMENT:
             if state.blind >= _MAX_BLIND:
+                if state.blind == _MAX_BLIND:  # back to where it began: a gradient may yet come
+                    value = state.value / math.exp(_BLIND_STEP * state.blind)
+                    state = replace(state, value=value, blind=state.blind + 1)
                 return HorizonDecision(state, "hold", window.speed, why="does not move")
             state = replace(state, value=state.value * math.exp(_BLIND_STEP), blind=state.blind + 1, backs=0)
             return HorizonDecision(state, "scale", window.speed, why="hardly moved")
