@@ -10,20 +10,15 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from hdet.controllers.horizon import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.guard import Snapshot, Where
-from hdet.layout import trained_parameters
 from hdet.probe import Probe
 from hdet.replicas import Replicas, local
-from hdet.signals import WindowMean
+from hdet.trail import Trail
 from hdet.windows import Windows
 
 __all__ = ["Horizon", "Verdict", "average"]
@@ -34,8 +29,6 @@ logger = logging.getLogger("hdet")
 FIRST_LR = 1e-5
 #: One probe batch for so many steps of a window: what probing costs stays a small share of training.
 _STEPS_PER_BATCH = 50
-#: A vector that begins at zero has no norm; it counts as if each of its values were this large.
-_LEAST_SIZE = 0.1
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
 _MAX_CONSTANT = 3
 #: A schedule below this share of its peak is in its final descent.
@@ -84,15 +77,9 @@ class Horizon:
         """Take the weights of an optimizer; the window begins with its first step."""
         self._caller = caller
         self.window_end: int | None = None
-        self._optimizer = optimizer
-        self._replicas = replicas
-        self._diverges = diverges
-        self._trained: list[int] = []
-        self._weights: list[Tensor] = []
-        self._previous: list[Tensor] = []
-        self._least: list[float] = []
-        self._follow()
-        if not self._weights:
+        groups = len(optimizer.param_groups) if self.scope == "each" else None
+        self._trail = Trail(optimizer, replicas, groups=groups, diverges=diverges)
+        if not self._trail.weights:
             raise ValueError(
                 f"{caller}: the optimizer must train something, and all its parameters are frozen; call "
                 "requires_grad_() on some first"
@@ -108,7 +95,7 @@ class Horizon:
             if self._where != "off"
             else None
         )
-        self.states = [HorizonState(1.0) for _ in self._scopes]
+        self.states = [HorizonState(1.0) for _ in self._trail.scopes]
         self._constant = self._drawn = 0
         self._varied = False
         self._curve_peak = self._curve_before = 0.0
@@ -116,35 +103,6 @@ class Horizon:
         self.went_back = False
         self._said_same_batch = False
         self.start(0)
-
-    def _follow(self) -> None:
-        """Take up what is trained now: layers are frozen and freed during a run."""
-        groups = trained_parameters(self._optimizer)[
-            : len(self.states) if self.scope == "each" and self.states else None
-        ]
-        parameters = [p for group in groups for p in group]
-        if [id(p) for p in parameters] == self._trained:
-            return
-        before = dict(zip(self._trained, zip(self._previous, self._least, strict=True), strict=True))
-        self._trained = [id(p) for p in parameters]
-        self._weights = [local(p) for p in parameters]
-        self._mean = WindowMean(self._weights)
-        known = [before.get(id(p)) for p in parameters]
-        self._previous = [
-            mine.clone() if old is None else old[0]
-            for mine, old in zip(self._mean.tensors, known, strict=True)
-        ]
-        self._least = [
-            _usual_norm(w) if old is None else old[1] for w, old in zip(self._weights, known, strict=True)
-        ]
-        self._end = [torch.empty_like(weight) for weight in self._weights]
-        self._average = self._replicas.plan_mean(self._mean.tensors) if self._diverges else None
-        ends = list(accumulate(len(group) for group in groups))
-        self._scopes = (
-            [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
-            if self.scope == "each"
-            else [slice(0, len(self._weights))]
-        )
 
     def facts(self) -> dict[str, str]:
         """On what all ranks must agree."""
@@ -166,7 +124,7 @@ class Horizon:
     def start(self, step: int) -> None:
         """Begin the first window; the weights before it are those that its first step will find."""
         self._fresh = True
-        self._previous_middle = [float(step) for _ in self._scopes]
+        self._previous_middle = [float(step) for _ in self._trail.scopes]
         self.begin(step)
 
     def begin(self, step: int) -> None:
@@ -185,11 +143,10 @@ class Horizon:
             return
         self._taken = True
         if self.window_end is not None:
-            self._follow()
-            self._mean.begin(self.window_end - self._began)
+            self._trail.follow()
+            self._trail.mean.begin(self.window_end - self._began)
         if self._fresh:
-            self._least = [_usual_norm(weight) for weight in self._weights]
-            torch._foreach_copy_(self._previous, [w.detach() for w in self._weights])
+            self._trail.start()
             self._fresh = False
         if self._snapshot is not None and self.window_end is not None:
             self._snapshot.take()
@@ -197,7 +154,7 @@ class Horizon:
     def after_step(self) -> None:
         """An iterate more. Waits for nothing."""
         if self.window_end is not None:
-            self._mean.add()
+            self._trail.mean.add()
 
     # ------------------------------------------------------------------ at a sync
 
@@ -217,41 +174,19 @@ class Horizon:
                 self._caller,
                 self._drawn,
             )
-        torch._foreach_copy_(self._end, [w.detach() for w in self._weights])
+        self._trail.leave()
         losses: list[float] = []
         try:
-            for point in self._points():
-                self._move(point)
+            for point in self._trail.points():
+                self._trail.go(point)
                 losses += self.probe.losses(batches)
         finally:
-            self._move(self._end)
+            self._trail.go(self._trail.end)
         return losses
-
-    def _points(self) -> list[Sequence[Tensor]]:
-        """m, then p and e: of all weights, or of one group with the others at m."""
-        mean = self._mean.tensors
-        points: list[Sequence[Tensor]] = [mean]
-        for scope in self._scopes:
-            points += [
-                [*mean[: scope.start], *other[scope], *mean[scope.stop :]]
-                for other in (self._previous, self._end)
-            ]
-        return points
 
     def displacements(self) -> list[float]:
         """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas. Waits for the device."""
-        if self._average is not None:
-            self._average()
-        found = []
-        for scope in self._scopes:
-            m, p = self._mean.tensors[scope], self._previous[scope]
-            if not p:  # a group of which nothing is trained
-                found.append(0.0)
-                continue
-            # What began at zero counts with the size that it is usually given.
-            size = math.hypot(float(get_total_norm(p)), *self._least[scope])
-            found.append(float(get_total_norm(torch._foreach_sub(m, p))) / max(size, math.ulp(0.0)))
-        return found
+        return self._trail.displacements()
 
     def decide(
         self, step: int, total_steps: int | None, rows: Sequence[Sequence[float]], curve: float
@@ -279,7 +214,7 @@ class Horizon:
 
     def check_end(self) -> str:
         """What is wrong with the weights that training ends with, if anything. Waits for the device."""
-        if all(bool(torch.isfinite(w).all()) for w in self._weights):
+        if self._trail.is_finite():
             return ""
         return (
             "the weights are not finite at the end of training: they were lost after the last window, from "
@@ -312,9 +247,9 @@ class Horizon:
         self._refuse_useless(step, seen)
         decisions = [
             self.controller.update(state, window)
-            if self._weights[part]
+            if self._trail.weights[part]
             else HorizonDecision(state, "hold", 0.0, why="nothing is trained")
-            for state, window, part in zip(self.states, seen, self._scopes, strict=True)
+            for state, window, part in zip(self.states, seen, self._trail.scopes, strict=True)
         ]
         self.went_back = any(decision.action == "back" for decision in decisions)
         if self.went_back:
@@ -326,9 +261,9 @@ class Horizon:
                 "loss.backward() reach what the optimizer trains?"
             )
         self.states = [decision.state for decision in decisions]
-        for i, part in enumerate(self._scopes):
-            if self.states[i].windows > 0:
-                torch._foreach_copy_(self._previous[part], self._mean.tensors[part])
+        for i, state in enumerate(self.states):
+            if state.windows > 0:
+                self._trail.keep(i)
                 self._previous_middle[i] = middle
             else:  # it hardly moved: what it will have moved by is the next window's doing alone
                 self._previous_middle[i] = step
@@ -394,10 +329,6 @@ class Horizon:
                 "that the optimizer trains?"
             )
 
-    def _move(self, point: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(self._weights, list(point))
-
     # ------------------------------------------------------------------ resume
 
     def state_dict(self) -> dict[str, Any]:
@@ -411,9 +342,7 @@ class Horizon:
             "fresh": self._fresh,
             "curve": [self._curve_peak, self._curve_before],
             "constant": [self._constant, self._varied],
-            "least": list(self._least),
-            "mean": self._mean.state_dict(),
-            "previous": [t.clone() for t in self._previous],
+            "trail": self._trail.state_dict(),
             "snapshot": None if self._snapshot is None else self._snapshot.state_dict(),
             "probe": self.probe.state_dict(),
         }
@@ -431,27 +360,14 @@ class Horizon:
         self._taken, self._fresh = state["taken"], state["fresh"]
         self._curve_peak, self._curve_before = state["curve"]
         self._constant, self._varied = state["constant"]
-        self._least = list(state["least"])
-        self._mean.load_state_dict(state["mean"])
-        with torch.no_grad():
-            for mine, saved in zip(self._previous, state["previous"], strict=True):
-                mine.copy_(saved)
+        self._trail.load_state_dict(state["trail"])
         if self._snapshot is not None and state["snapshot"] is not None:
             self._snapshot.load_state_dict(state["snapshot"])
         self.probe.load_state_dict(state["probe"])
 
     def extra_bytes(self) -> int:
         """Memory beyond training itself, the way back included once it has been taken."""
-        own = sum(t.numel() * t.element_size() for t in (*self._mean.tensors, *self._previous, *self._end))
-        return own + (0 if self._snapshot is None else self._snapshot.bytes())
-
-
-def _usual_norm(weight: Tensor) -> float:
-    """The norm that weights of this shape are usually given, for those that are zero; of any other, 0."""
-    if weight.numel() == 0 or bool(weight.detach().any()):
-        return 0.0
-    each = 1 / math.sqrt(weight[0].numel()) if weight.dim() > 1 else _LEAST_SIZE
-    return each * math.sqrt(weight.numel())
+        return self._trail.bytes() + (0 if self._snapshot is None else self._snapshot.bytes())
 
 
 def average(losses: Sequence[float]) -> float:

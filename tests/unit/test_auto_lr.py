@@ -776,7 +776,7 @@ def test_bfloat16_weights(kind: str) -> None:
 
     probe = hdet.Probe(loss, lambda k: 0.1 * torch.randn(64), model=model)
     auto = hdet.AutoLR(optimizer, probe=probe, total_steps=300)
-    assert [t.dtype for t in auto._horizon._mean.tensors] == [torch.float32]
+    assert [t.dtype for t in auto._horizon._trail.mean.tensors] == [torch.float32]
     draw = torch.Generator().manual_seed(0)
     records = []
     for _ in range(300):
