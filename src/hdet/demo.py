@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -56,14 +57,13 @@ def demo(
         seed: of weights and batches.
         output: folder of AutoLR's history (JSONL) and of the schedule it found (JSON), written anew.
     """
-    logging.getLogger("hdet").setLevel(logging.ERROR)  # what it says is in the history
     workload = WORKLOADS["digits-mlp"]()
     path = output / "autolr.jsonl"
     path.unlink(missing_ok=True)
     output.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn())
     outcomes: list[Outcome] = []
-    with Progress(*columns, console=console) as progress:
+    with _silence(), Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=len(GUESSES) + 1)
         for guess in (*GUESSES, None):
             name = "AutoLR, no learning rate" if guess is None else f"AdamW at {guess:g}"
@@ -80,6 +80,18 @@ def demo(
         highlight=False,
     )
     return outcomes
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What AutoLR says is in the history; on the terminal it would tear the progress bar."""
+    logger = logging.getLogger("hdet")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _train(workload: Workload, guess: float | None, steps: int, seed: int, path: Path) -> Outcome:
