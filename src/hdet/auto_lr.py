@@ -153,17 +153,21 @@ class AutoLR:
         """
         before = self._ensemble.steps
         used = self.get_last_lr() if self._plain else []
-        record = self._ensemble.step(loss)
-        if self._plain and self._ensemble.steps > before:
-            self._found.add(used[: self._groups])
-            if len(used) > self._groups and not self._said_late_group:
-                self._said_late_group = True
-                logger.warning(
-                    "AutoLR: a parameter group was added after it was made: it keeps its own lr, %g, which "
-                    "nobody moves; add groups first",
-                    used[self._groups],
-                )
-        return record
+        try:
+            return self._ensemble.step(loss)
+        finally:  # a step counts although the probe that followed it raised
+            if self._plain and self._ensemble.steps > before:
+                self._note(used)
+
+    def _note(self, used: list[float]) -> None:
+        self._found.add(used[: self._groups])
+        if len(used) > self._groups and not self._said_late_group:
+            self._said_late_group = True
+            logger.warning(
+                "AutoLR: a parameter group was added after it was made: it keeps its own lr, %g, which "
+                "nobody moves; add groups first",
+                used[self._groups],
+            )
 
     def get_last_lr(self) -> list[float]:
         """The learning rate of each group's next step."""

@@ -90,7 +90,7 @@ class WindowMean:
     """Running mean of the weights over a window: in place, on their device, float32 where they have less.
 
     Args:
-        weights: what is averaged; the tensors are read at every :meth:`add`.
+        weights: what is averaged. They may be pointed to other memory between two windows, not within one.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -125,7 +125,7 @@ class WindowMean:
         if self.count:
             self._add(self.tensors, now, self.count)
         else:  # written over, not averaged in: what a window before has left here may not be finite
-            torch._foreach_copy_(self.tensors, now)  # public name: see replicas/averaging.py
+            torch._foreach_copy_(self.tensors, now)  # no public name: see replicas/averaging.py
         self.count += 1
 
     def state_dict(self) -> dict[str, object]:

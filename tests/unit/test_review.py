@@ -13,6 +13,8 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ExponentialLR
 
 from hdet import AutoLR, OneCycleAutoLR, Probe
+from hdet.guard import Snapshot
+from hdet.signals import WindowMean
 
 X = torch.randn(400, 32, 8, generator=torch.Generator().manual_seed(0))
 W = torch.randn(8, 1, generator=torch.Generator().manual_seed(1))
@@ -164,6 +166,7 @@ def test_an_error_of_the_probe_that_is_caught_does_not_end_the_search() -> None:
         except OSError:
             failures += 1
     assert failures == 1
+    assert auto._found.steps == 200, "the schedule that was found holds every step"
     assert windows >= 9
     assert optimizer.param_groups[0]["lr"] == 0
 
@@ -213,3 +216,26 @@ def test_nothing_to_train_is_refused() -> None:
     model = network().requires_grad_(False)
     with pytest.raises(ValueError, match="must train something"):
         AutoLR(AdamW(model.parameters()), total_steps=100, probe=probe_of(model))
+
+
+def test_a_snapshot_follows_state_that_goes_and_changes_shape() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = SGD([weight], 0.1)
+    snapshot = Snapshot([weight], optimizer, nn.Module(), "device")
+    optimizer.state[weight] = {"gone": torch.ones(2), "grown": torch.ones(2)}
+    snapshot.take()
+    optimizer.state[weight] = {"grown": torch.full((3,), 2.0)}
+    snapshot.take()
+    optimizer.state[weight]["grown"].fill_(7)
+    snapshot.restore()
+    assert optimizer.state[weight].keys() == {"grown"}
+    assert optimizer.state[weight]["grown"].tolist() == [2, 2, 2]
+
+
+def test_weights_may_be_pointed_elsewhere_between_two_windows() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    mean = WindowMean([weight])
+    weight.data = torch.full((2,), 3.0)
+    mean.begin(1)
+    mean.add()
+    assert mean.tensors[0].tolist() == [3, 3]
