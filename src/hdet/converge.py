@@ -6,6 +6,8 @@ or moved to other memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,15 +25,25 @@ class Converge:
         replicas: who takes part.
         optimizer: its parameters are averaged.
         model: its buffers are averaged too.
+        with_state: so is what the optimizer remembers of the gradients, where replicas see different ones.
     """
 
-    def __init__(self, replicas: Replicas, optimizer: Optimizer, model: nn.Module | None) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        optimizer: Optimizer,
+        model: nn.Module | None,
+        *,
+        with_state: bool = False,
+    ) -> None:
+        self._with_state = with_state
         self._replicas = replicas
         self._optimizer = optimizer
         self._model = model
         self._groups = len(optimizer.param_groups)
         self._mean: Mean | None = None
         self._mean_key: list[int] = []
+        self._home: list[int] = []
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
 
@@ -66,12 +78,38 @@ class Converge:
         What was trained at the last sync is averaged once more: it may have been frozen in between.
         """
         now = {id(p): p for group in trained_parameters(self._optimizer) for p in group}
-        tensors = [local(p) for p in {**now, **self._trained}.values()]
+        averaged = {**now, **self._trained}
         self._trained = now
+        weights = [local(p) for p in averaged.values()]
+        state = self._state(averaged.values()) if self._with_state else []
         buffers = list(self._model.buffers()) if self._model is not None else []
-        key = [tensor.data_ptr() for tensor in (*tensors, *buffers)]
-        if self._mean is None or key != self._mean_key:
-            self._mean = self._replicas.plan_mean(tensors, buffers)
-            self._mean_key = key
+        if self._with_state:
+            self._compare([*weights, *state])
+        if (home := [weight.data_ptr() for weight in weights]) != self._home:
+            self._home = home
             self._gauge = None
+        key = [tensor.data_ptr() for tensor in (*weights, *state, *buffers)]
+        if self._mean is None or key != self._mean_key:
+            self._mean = self._replicas.plan_mean([*weights, *state], buffers)
+            self._mean_key = key
         return self._mean
+
+    def _state(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Floating tensors that the optimizer keeps for each parameter; a counter of steps is none."""
+        return [
+            local(value)
+            for parameter in parameters
+            for name, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0 and name != "step"
+        ]
+
+    def _compare(self, tensors: Sequence[Tensor]) -> None:
+        """On gradients of their own, one rank may have trained a layer, and keep state for it, alone."""
+        rows = self._replicas.gather([float(len(tensors)), float(sum(t.numel() for t in tensors))])
+        if any(row != rows[0] for row in rows):
+            counts = [int(row[0]) for row in rows]
+            raise RuntimeError(
+                "converge: parameters and optimizer state must be the same kind on all ranks, got "
+                f"{counts} tensors of {[int(row[1]) for row in rows]} elements; some rank's gradient has not "
+                "reached all parameters: let every layer take part in every interval, or freeze it everywhere"
+            )

@@ -7,9 +7,11 @@ over it; there is no second copy of the cycle.
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Protocol, SupportsFloat
 
@@ -17,22 +19,30 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet import history as history_file
-from hdet.controllers import Controller, ControlState
+from hdet.announce import Announcer
+from hdet.controllers import Controller, RegressionController
 from hdet.converge import Converge
 from hdet.divergence import Measured, find_doubts, predicted_distances
+from hdet.fan_out import Design, FanOut, bind, choose_design
+from hdet.held_out import HeldOut, judge
 from hdet.history import SyncRecord
 from hdet.horizon import Horizon
-from hdet.hyperparameters import LearningRate, separate_learning_rates
+from hdet.hyperparameters import (
+    Axis,
+    Explorable,
+    GroupLearningRate,
+    LearningRate,
+    refuse_shared_places,
+    separate_learning_rates,
+)
 from hdet.layout import describe, parameter_device
+from hdet.probe import Probe
 from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
+from hdet.sharing import Gradients, Sharing, empty_signals
 from hdet.signals import TrainingLoss, mean_losses
-from hdet.spread import assignment
-from hdet.steering import by_horizon, by_losses, take_factors
+from hdet.steering import Steering, by_horizon, take_factors
 
 __all__ = ["Ensemble", "Schedule"]
-
-logger = logging.getLogger("hdet")
 
 _TOO_MANY_CALLS = 100
 
@@ -52,12 +62,18 @@ class Ensemble:
 
     Args:
         optimizer: any torch optimizer; its step hooks carry the fan-out.
-        explore: what the replicas diverge in.
+        explore: what the replicas diverge in: learning rate, weight decay, dropout, any scalar.
         schedule: the base schedule; :meth:`step` drives it. None leaves ``group["lr"]`` to the user, who
-            may then run any scheduler, as long as no controller is given.
+            may then run any scheduler, as long as no controller moves the learning rate.
         sync_every: T, in optimizer steps.
         total_steps: S. The replicas are converged at the last step even where T does not divide it.
-        controller: moves the base values at each sync; None only fans out and converges.
+        probe: judges replicas by held-out batches instead of the training loss, regularisers off.
+        gradients: who shares them: ``"all"`` (the paper), ``"none"``, or the ranks of each arm. Where they
+            are not shared by all, the optimizer's state is averaged with the weights.
+        controller: moves the base values at each sync. None only fans out and converges, but with a probe it
+            is a :class:`RegressionController`.
+        design: how values are dealt to replicas: ``"permutation"`` (the paper), ``"orthogonal"``, or by
+            default whichever serves the controller best.
         horizon: judges windows by a probe instead, whose lengths then replace ``sync_every``.
         control_after: S_w, the first step at which the controller acts.
         model: makes its buffers known, which are then averaged too.
@@ -68,27 +84,35 @@ class Ensemble:
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
 
+    What the forward pass reads (dropout, label smoothing, temperature) holds this replica's own value while
+    training goes on. :meth:`at_base` shows the base values, for an evaluation or a checkpoint;
+    :meth:`detach`, or leaving a ``with`` block for whatever reason, puts them back for good.
+
     Example::
 
-        ensemble = hdet.Ensemble(optimizer, schedule=cosine, sync_every=500,
-                                 controller=hdet.SoftmaxController())
-        for batch in loader:
-            loss = model(batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            ensemble.step(loss)
+        with hdet.Ensemble(optimizer, [hdet.WeightDecay(), hdet.Dropout(model)], gradients="none",
+                           probe=hdet.Probe(loss_fn, held_out, model=model),
+                           schedule=cosine, sync_every=500, model=model) as ensemble:
+            for batch in loader:
+                loss = loss_fn(batch)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                ensemble.step(loss)
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        explore: Sequence[LearningRate] = (LearningRate(),),
+        explore: Sequence[Explorable] = (LearningRate(),),
         *,
         schedule: Schedule | None = None,
         sync_every: int = 1000,
         total_steps: int | None = None,
-        controller: Controller | None = None,
+        probe: Probe | None = None,
+        gradients: Gradients = "all",
+        controller: Controller | RegressionController | None = None,
+        design: Design | None = None,
         horizon: Horizon | None = None,
         control_after: int = 0,
         model: nn.Module | None = None,
@@ -101,6 +125,8 @@ class Ensemble:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"{caller}: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+        if probe is not None and controller is None:
+            controller = RegressionController()
         take_over(optimizer)
         separate_learning_rates(optimizer)
         self._caller = caller
@@ -110,8 +136,9 @@ class Ensemble:
         )
         if self._replicas.size > 1:
             refuse_sharded(caller, optimizer, model, process_group)
-        writes = self._replicas.rank == 0
-        obstacle = history_file.prepare(history) if writes and history is not None else ""
+        speaks = self._replicas.rank == 0
+        self._announcer = Announcer(caller, speaks=speaks, history=history)
+        obstacle = self._announcer.obstacle
         self._replicas.agree(
             caller,
             {
@@ -121,6 +148,9 @@ class Ensemble:
                 "controller": repr(controller),
                 **(horizon.facts() if horizon is not None else {}),
                 "explore": repr(list(explore)),
+                "gradients": repr(gradients),
+                "design": repr(design),
+                "probe": "none" if probe is None else "given",
                 "seed": repr(seed),
                 "history": obstacle or "writable",
                 **describe(optimizer, model),
@@ -139,43 +169,71 @@ class Ensemble:
         self._covers_itself = getattr(schedule, "covers_itself", False)
         self._sync_every = sync_every
         self._total_steps = total_steps
-        self._controller = controller
         self._control_after = control_after
-        self._seed = seed
-        self._history = history
-
-        self._explored = [axis for item in explore for axis in item.bind(optimizer)]
-        names = [axis.name for axis in self._explored]
-        if len(set(names)) < len(names):
-            raise ValueError(f"{caller}: explore must name each hyperparameter once, got {list(explore)}")
-        # The factor on the schedule that a controller moves; 1 is the schedule as it stands.
-        self._states = [ControlState(1.0) for _ in self._explored]
-        self._diverges = any(axis.spread > 0 for axis in self._explored)
-        #: Whether a controller has moved a base value off its schedule.
-        self.moved = False
-        self._signal = TrainingLoss()
-        self._optimizer_stepped = False
-        self._calls_without_step = 0
-        self._fanned_out = False
-        self._said: set[str] = set()
-        self._steps = self._round = 0
-        self._converge = Converge(self._replicas, optimizer, model)
-        self._horizon = horizon
-        self._undiverged = Measured(0.0, tuple(0.0 for _ in self._explored), 0.0)
-        if horizon is not None:
-            horizon.bind(caller, optimizer, self._replicas, diverges=self._diverges)
-            horizon.start_at([axis.curve for axis in self._explored])
-            take_factors(horizon, self._explored)
-            self.moved = any(axis.moved for axis in self._explored)
+        self._sharing = Sharing(caller, gradients, self._replicas, model)
+        axes = bind(caller, explore, optimizer, learning_rate_alone=horizon is not None)
+        try:
+            self._set_up(axes, model, probe, controller, design, horizon, seed)
+        except BaseException:
+            for axis in axes:
+                axis.close()
+            raise
         self.resume_at(first_step)
         self._attach()
         if self._diverges:
             self._converge.plan()  # what cannot be averaged is refused now, not at the first sync
-        if model is None and self._replicas.size > 1 and self._diverges:
-            self._say_once(
-                logging.WARNING,
-                "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not",
-            )
+        for doubt in self._doubts(model, by_training_loss=controller is not None and probe is None):
+            self._announcer.say_once(logging.WARNING, doubt)
+
+    def _set_up(
+        self,
+        axes: Sequence[Axis],
+        model: nn.Module | None,
+        probe: Probe | None,
+        controller: Controller | RegressionController | None,
+        design: Design | None,
+        horizon: Horizon | None,
+        seed: int,
+    ) -> None:
+        sharing = self._sharing
+        regresses = isinstance(controller, RegressionController)
+        chosen = choose_design(self._caller, design, axes, sharing.arms, regresses=regresses)
+        refuse_shared_places(self._caller, axes)
+        self._fan_out = FanOut(axes, arms=sharing.arms, arm=sharing.arm, design=chosen, seed=seed)
+        self._steering = Steering(controller, axes)
+        self._held_out = None if probe is None else HeldOut(probe, self._fan_out)
+        self._needs_loss = controller is not None and probe is None
+        self._diverges = sharing.own_gradients or any(axis.spread > 0 for axis in axes)
+        #: Whether the distance of the replicas follows from their multipliers: they lie on one line.
+        self._collinear = not sharing.own_gradients and axes == self._fan_out.learning_rates
+        #: Whether a controller has moved a learning rate off its schedule.
+        self.moved = False
+        self._signal = TrainingLoss()
+        self._optimizer_stepped = False
+        self._calls_without_step = 0
+        self._stepping = False
+        self._steps = self._round = 0
+        with_state = sharing.own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
+        self._converge = Converge(self._replicas, self._optimizer, model, with_state=with_state)
+        self._horizon = horizon
+        self._undiverged = Measured(0.0, tuple(0.0 for _ in self._optimizer.param_groups), 0.0)
+        if horizon is not None:
+            horizon.bind(self._caller, self._optimizer, self._replicas, diverges=self._diverges)
+            horizon.start_at([axis.curve for axis in self._learning_rates])
+            take_factors(horizon, self._learning_rates)
+            self._look_who_moved()
+
+    def _doubts(self, model: nn.Module | None, *, by_training_loss: bool) -> list[str]:
+        """What a user should know before training begins. A collective where gradients are not shared."""
+        said = [self._sharing.doubt_start(self._optimizer)]
+        if self._replicas.size > 1:
+            own = self._sharing.own_gradients
+            said += empty_signals(self._fan_out.axes, own_gradients=own, by_training_loss=by_training_loss)
+            if model is None and self._diverges:
+                said.append(
+                    "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"
+                )
+        return [doubt for doubt in said if doubt]
 
     # ------------------------------------------------------------------ what a user sees
 
@@ -192,8 +250,9 @@ class Ensemble:
     @property
     def replica_lrs(self) -> list[float]:
         """The learning rate that this replica's next optimizer step uses, for each group."""
-        self._restore()
-        return [axis.base * rho for axis, rho in zip(self._explored, self._own, strict=True)]
+        self._leave_step()
+        own = [row[self._sharing.arm] for row in self._fan_out.multipliers]
+        return [axis.base * rho for axis, rho in zip(self._learning_rates, own, strict=True)]
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
         """Call once after ``optimizer.step()``; returns the record of a sync when there was one.
@@ -203,7 +262,7 @@ class Ensemble:
         """
         if loss is not None:
             self._signal.add(loss)
-        elif self._controller is not None:
+        elif self._needs_loss:
             raise ValueError(
                 f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and "
                 "got loss=None; call step(loss)"
@@ -230,7 +289,7 @@ class Ensemble:
                 self._advance_schedule()
         ends = self._horizon is not None and self._steps == self._total_steps
         if ends and (trouble := self._horizon.check_end()):  # type: ignore[union-attr]
-            self._log(logging.ERROR, trouble)
+            self._announcer.say(logging.ERROR, trouble)
         return record
 
     def _is_due(self) -> bool:
@@ -246,7 +305,7 @@ class Ensemble:
 
     def covered(self, schedule_values: list[float | Tensor]) -> list[float | Tensor]:
         """The base values over the schedule's own, for a schedule that covers itself."""
-        bases = [axis.covered(v) for axis, v in zip(self._explored, schedule_values, strict=False)]
+        bases = [axis.covered(v) for axis, v in zip(self._learning_rates, schedule_values, strict=False)]
         if len(bases) < len(schedule_values):  # a group added later is not explored
             bases += schedule_values[len(bases) :]
         return bases
@@ -257,9 +316,19 @@ class Ensemble:
         For an evaluation or a checkpoint within an interval. The interval goes on: losses, multipliers
         and the time of the next sync stay as they are.
         """
-        _, events = self._converge()
+        with self._fan_out.at_base():
+            _, events = self._converge()
         for event in events:
-            self._log(logging.WARNING, event)
+            self._announcer.say(logging.WARNING, event)
+
+    @contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Within, the base values stand everywhere: for an evaluation or a checkpoint within an interval.
+
+        The weights stay this replica's own; :meth:`converge` makes them the mean.
+        """
+        with self._fan_out.at_base():
+            yield
 
     def end_at(self, step: int) -> None:
         """The run now has an end, or another one."""
@@ -274,10 +343,16 @@ class Ensemble:
         self._assign()
 
     def detach(self) -> None:
-        """Remove the fan-out from the optimizer; what remains is the base learning rate."""
-        self._restore()
+        """Remove the fan-out; what remains are the base values."""
+        self._fan_out.close()
         for handle in self._handles:
             handle.remove()
+
+    def __enter__(self) -> Ensemble:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and strings. Save it beside the weights, at a sync or after :meth:`converge`:
@@ -285,9 +360,10 @@ class Ensemble:
         return {
             "steps": self._steps,
             "round": self._round,
-            "seed": self._seed,
-            "explored": [axis.state_dict() for axis in self._explored],
-            "states": [(state.value, state.velocity) for state in self._states],
+            "seed": self._fan_out.seed,
+            "explored": [axis.state_dict() for axis in self._fan_out.axes],
+            **self._steering.state_dict(),
+            "probe": None if self._held_out is None else self._held_out.probe.state_dict(),
             "horizon": None if self._horizon is None else self._horizon.state_dict(),
             "loss": {
                 "rank": self._replicas.rank,
@@ -299,18 +375,22 @@ class Ensemble:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off. The losses of an unfinished interval are one rank's own:
         they count if every rank resumes from its own state, and for none if all resume from one rank's."""
-        if len(state["explored"]) != len(self._explored):
+        axes = self._fan_out.axes
+        if len(state["explored"]) != len(axes):
             raise ValueError(
                 f"{self._caller}.load_state_dict: the state has {len(state['explored'])} explored "
-                f"hyperparameters, this run {len(self._explored)}; use the parameter groups it was saved with"
+                f"hyperparameters, this run {len(axes)}; use the parameter groups it was saved with"
             )
         self._steps = state["steps"]
         self._round = state["round"]
-        self._seed = state["seed"]
-        for axis, saved in zip(self._explored, state["explored"], strict=True):
+        self._fan_out.seed = state["seed"]
+        self._fan_out.stand_down()
+        for axis, saved in zip(axes, state["explored"], strict=True):
             axis.load_state_dict(saved)
-        self.moved = any(axis.moved for axis in self._explored)
-        self._states = [ControlState(*saved) for saved in state["states"]]
+        self._look_who_moved()
+        self._steering.load_state_dict(state)
+        if self._held_out is not None and state.get("probe") is not None:
+            self._held_out.probe.load_state_dict(state["probe"])
         loss = state["loss"]
         if loss["rank"] == self._replicas.rank:
             self._signal.reset((loss["sum"], loss["count"]))
@@ -335,60 +415,51 @@ class Ensemble:
 
     # ------------------------------------------------------------------ fan-out
 
+    @property
+    def _learning_rates(self) -> list[GroupLearningRate]:
+        return self._fan_out.learning_rates
+
+    def _look_who_moved(self) -> None:
+        self.moved = any(axis.moved for axis in self._learning_rates)
+
     def _attach(self) -> None:
         self._optimizer._hdet_ensemble = weakref.ref(self)  # type: ignore[attr-defined]
         self._handles = [
-            self._optimizer.register_step_pre_hook(self._fan_out),
-            self._optimizer.register_step_post_hook(self._fan_in),
-            self._optimizer.register_state_dict_pre_hook(lambda _: self._restore()),
-            self._optimizer.register_load_state_dict_pre_hook(lambda *_: self._restore()),
+            self._optimizer.register_step_pre_hook(self._enter_step),
+            self._optimizer.register_step_post_hook(self._step_is_over),
+            self._optimizer.register_state_dict_pre_hook(lambda _: self._leave_step()),
+            self._optimizer.register_load_state_dict_pre_hook(lambda *_: self._leave_step()),
         ]
 
-    def _fan_out(self, *_: object) -> None:
-        """Eq. 2: this replica steps with η·ρ_r."""
-        if self._fanned_out:  # an optimizer step that raised never reached its post hook
-            self._restore()
+    def _enter_step(self, *_: object) -> None:
+        """Eq. 2: this replica steps with values of its own."""
+        if self._stepping:  # an optimizer step that raised never reached its post hook
+            self._leave_step()
         if self._diverges and not self._converge.begun:
             self._converge.begin()  # the interval's displacement is counted from here
         if self._horizon is not None:
             self._horizon.before_step()
-        self._fanned_out = True
-        for axis, rho in self._off_base:
-            axis.fan_out(rho)
+        self._stepping = True
+        self._fan_out.enter_step()
 
-    def _fan_in(self, *_: object) -> None:
-        self._restore()
+    def _step_is_over(self, *_: object) -> None:
+        self._leave_step()
         self._optimizer_stepped = True
 
-    def _restore(self) -> None:
-        for axis, _ in self._off_base:
-            axis.restore()
-        self._fanned_out = False
+    def _leave_step(self) -> None:
+        self._fan_out.leave_step()
+        self._stepping = False
 
     def _assign(self) -> None:
-        """Eq. 9: the multipliers of all replicas in this round, and this replica's own."""
-        # Where no window is judged any more, nothing is learnt from replicas that diverge.
+        """Eq. 9: who explores what in this round. Where nothing is learnt any more, nobody explores."""
         over = self._horizon is not None and self._horizon.window_end is None
-        self._multipliers = [
-            assignment(
-                self._replicas.size,
-                0.0 if over else axis.spread,
-                seed=self._seed,
-                round=self._round,
-                name=axis.name,
-            )
-            for axis in self._explored
-        ]
-        self._own = [row[self._replicas.rank] for row in self._multipliers]
-        self._off_base = [
-            (axis, rho) for axis, rho in zip(self._explored, self._own, strict=True) if rho != 1.0
-        ]
+        self._fan_out.assign(self._round, explore=not over and self._steps != self._total_steps)
 
     def _advance_covered_schedule(self) -> None:
-        for axis in self._explored:
+        for axis in self._learning_rates:
             axis.uncover()
         self._advance_schedule()
-        for axis in self._explored:
+        for axis in self._learning_rates:
             axis.cover()
 
     # ------------------------------------------------------------------ converge, control, reassign
@@ -396,33 +467,39 @@ class Ensemble:
     def _sync(self) -> SyncRecord:
         began = time.perf_counter()
         judged = self._horizon if self._window_is_over() else None
+        held_out = self._held_out
         # The probe comes before the mean: a replica that diverged is judged at its own points.
         probed = self._together(judged.measure) if judged is not None else []
+        compared = self._together(held_out.at_own) if held_out is not None else []
+        self._fan_out.stand_down()
         divergence, odd = self._converge() if self._diverges else (self._undiverged, ())
-        own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row()]
+        compared += self._together(held_out.at_mean) if held_out is not None else []
+        own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row(), *compared]
         rows = self._replicas.gather([*own, *(judged.displacements() if judged is not None else ()), *probed])
-        steps, rounds, measured = (tuple(column) for column in zip(*(row[:3] for row in rows), strict=True))
+        measured = self._check_steps(rows)
         losses = mean_losses([row[3:7] for row in rows])
-        if len({*zip(steps, rounds, strict=True)}) > 1:
-            raise RuntimeError(
-                f"{self._caller}.step: the ranks are at different steps {[int(s) for s in steps]} of rounds "
-                f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
-            )
-        predicted = predicted_distances(self._multipliers, divergence.displacements)
+        rest = [row[len(own) :] for row in rows]
+        seen, level = judge([(row[7], row[8]) for row in rows]) if held_out is not None else ((), math.nan)
+        seen = self._sharing.by_arm(seen)
+        predicted = (
+            predicted_distances(self._fan_out.multipliers, divergence.displacements)
+            if self._collinear
+            else tuple(math.nan for _ in rows)
+        )
         if judged is not None:
-            readings = [row[7:] for row in rows]
             steered = by_horizon(
-                judged, self._explored, self._multipliers, self._steps, self._total_steps, readings
+                judged, self._learning_rates, self._fan_out.levels, self._steps, self._total_steps, rest
             )
             if judged.went_back:
                 self._converge.forget()
         else:
-            controller = self._controller if self._steps >= self._control_after else None
-            steered = by_losses(controller, self._explored, self._states, self._multipliers, losses)
-        self.moved = any(axis.moved for axis in self._explored)
-        doubts = find_doubts(losses, measured, predicted, divergence.rounding) if self._diverges else {}
+            verdicts = seen if held_out is not None else self._sharing.by_arm(losses)
+            acts = self._steps >= self._control_after
+            steered = self._steering(self._fan_out.levels, verdicts, acts=acts)
+        self._look_who_moved()
+        doubts = self._find_doubts(losses, measured, predicted, divergence.rounding)
         for kind, doubt in doubts.items():
-            self._say_once(logging.WARNING, doubt, kind)
+            self._announcer.say_once(logging.WARNING, doubt, kind)
         events = [*odd, *steered.events]
         record = SyncRecord(
             step=self._steps,
@@ -435,65 +512,59 @@ class Ensemble:
             milliseconds=(time.perf_counter() - began) * 1e3,
             events=(*dict.fromkeys(events), *doubts.values()),
             horizon=steered.horizon,
+            held_out=seen,
+            held_out_mean=level,
         )
         self._round += 1
         self._assign()
         self._signal.reset()
-        self._publish(record, events)
+        self._announcer.publish(record, events)
         return record
 
-    def _together(self, measure: Callable[[], list[float]]) -> list[float]:
-        """What may fail on one rank fails on all of them, so that none is left waiting."""
-        failure: Exception | None = None
-        measured: list[float] = []
-        try:
-            measured = measure()
-        except Exception as error:
-            failure = error
-        failed = [row[0] for row in self._replicas.gather([float(failure is not None)])]
-        if failure is not None:
-            raise failure
-        if any(failed):
+    def _check_steps(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        """All ranks are at the same step of the same round; how far each was from the mean."""
+        steps, rounds, measured = (tuple(column) for column in zip(*(row[:3] for row in rows), strict=True))
+        if len({*zip(steps, rounds, strict=True)}) > 1:
             raise RuntimeError(
-                f"{self._caller}.step: step {self._steps}: the probe raised on rank {failed.index(1.0)}; its "
-                "own error says why"
+                f"{self._caller}.step: the ranks are at different steps {[int(s) for s in steps]} of rounds "
+                f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
             )
         return measured
 
-    def _publish(self, record: SyncRecord, events: Sequence[str]) -> None:
-        """Rank 0 writes; a full disk is no reason to stop training, or to fall behind the other ranks."""
-        if self._replicas.rank != 0:
-            return
-        for event in dict.fromkeys(events):
-            self._log(logging.WARNING, f"step {record.step}: {event}")
-        if self._history is not None:
-            try:
-                history_file.append(self._history, record)
-            except OSError as error:
-                self._say_once(logging.WARNING, f"the history could not be written: {error}", "history")
+    def _find_doubts(
+        self,
+        losses: Sequence[float],
+        measured: Sequence[float],
+        predicted: Sequence[float],
+        rounding: float,
+    ) -> dict[str, str]:
+        if not self._diverges:
+            return {}
+        doubts = find_doubts(losses, measured, predicted, rounding)
+        if self._sharing.own_gradients and max(measured) <= rounding:
+            doubts["no divergence"] = (
+                "the replicas are at the same weights although each arm has gradients of its own: something "
+                "shares them, such as DistributedDataParallel over all ranks, or all have the same batches"
+            )
+        return doubts
+
+    def _together(self, measure: Callable[[], list[float]]) -> list[float]:
+        where = f"{self._caller}.step: step {self._steps}: the probe"
+        return self._replicas.together(where, measure)
 
     def _wait_for_optimizer(self) -> None:
         self._calls_without_step += 1
-        self._say_once(
+        self._announcer.say_once(
             logging.WARNING,
             "step() was called although the optimizer has not stepped since the last call: taken for "
             "gradient accumulation or a skipped step, the schedule waits",
         )
         if self._calls_without_step == _TOO_MANY_CALLS:
-            self._say_once(
+            self._announcer.say_once(
                 logging.WARNING,
                 f"{_TOO_MANY_CALLS} calls of step() without one of optimizer.step(): is this the optimizer "
                 "that trains? Its step hooks have not been called",
             )
-
-    def _say_once(self, level: int, message: str, kind: str = "") -> None:
-        if (kind or message) not in self._said:
-            self._said.add(kind or message)
-            self._log(level, message)
-
-    def _log(self, level: int, message: str) -> None:
-        if self._replicas.rank == 0:
-            logger.log(level, "%s: %s", self._caller, message)
 
 
 def check_sync_every(caller: str, sync_every: int) -> None:

@@ -22,7 +22,8 @@ class HyperparameterRecord:
     """One explored hyperparameter at one sync, in its own units.
 
     ``base_after == base_before·(1−γ) + λ·velocity`` (Eq. 7; γ = 0 while the schedule decays by itself):
-    both are values at the step just taken, so their difference is the controller's doing alone.
+    both are values at the step just taken, so their difference is the controller's doing alone. Only a
+    learning rate has ``multipliers``; ``slope`` and ``error`` are a regression's.
     """
 
     name: str
@@ -32,6 +33,11 @@ class HyperparameterRecord:
     base_after: float
     delta: float
     velocity: float
+    #: Half the width over which the replicas lay, along the hyperparameter's coordinate.
+    spread: float = math.nan
+    #: The slope of the loss along that coordinate, pooled over rounds, and its standard error.
+    slope: float = math.nan
+    error: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,9 @@ class SyncRecord:
     milliseconds: float
     events: tuple[str, ...] = ()
     horizon: tuple[HorizonRecord, ...] = ()
+    #: With a probe: each replica's held-out loss, and that of the averaged model.
+    held_out: tuple[float, ...] = ()
+    held_out_mean: float = math.nan
 
     def to_json(self) -> str:
         """One line, valid JSON whatever the losses were."""
@@ -129,4 +138,4 @@ def _build(kind: Any, raw: dict[str, Any]) -> Any:
             return tuple(revive(item) for item in value)
         return math.nan if value is None else value
 
-    return kind(**{field.name: revive(raw[field.name]) for field in fields(kind)})
+    return kind(**{field.name: revive(raw[field.name]) for field in fields(kind) if field.name in raw})

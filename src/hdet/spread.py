@@ -1,21 +1,35 @@
-"""Who explores what: the multipliers of Eq. 1 and their assignment to replicas (Eq. 9).
+"""Who explores what: the multipliers of Eq. 1, and designs that deal them to replicas (Eq. 9).
 
-Everything here is a pure function of integers and strings, so every rank computes the same answer
-without communicating and no random number generator, private or global, is involved.
+A *design* gives every replica a level z in [−1, 1] for every hyperparameter, anew in each round. Everything
+here is a pure function of integers and strings, so every rank computes the same answer without
+communicating and no random number generator, private or global, is involved.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
-__all__ = ["assignment", "multipliers", "permutation"]
+__all__ = ["hadamard", "levels", "multipliers", "orthogonal", "permutation", "permuted"]
+
+
+def levels(size: int) -> tuple[float, ...]:
+    """The symmetric ladder z_0 < … < z_{N−1} in [−1, 1]: z_r = (r − (N−1)/2)/δ, δ = max((N−1)/2, ½).
+
+    >>> levels(3)
+    (-1.0, 0.0, 1.0)
+    >>> levels(1)
+    (0.0,)
+    """
+    if size < 1:
+        raise ValueError(f"levels: size must be at least 1, got {size!r}")
+    centre = (size - 1) / 2
+    delta = max(centre, 0.5)
+    return tuple((r - centre) / delta for r in range(size))
 
 
 def multipliers(size: int, spread: float) -> tuple[float, ...]:
-    """The symmetric ladder ρ_0 < … < ρ_{N−1} around 1 (Eq. 1).
-
-    ``δ = max((N−1)/2, ½)`` and ``ρ_r = 1 + α·(r − (N−1)/2)/δ``: the mean is 1, the ends are ``1 ± α``,
-    and a single replica gets exactly 1.
+    """The multipliers of Eq. 1, ``ρ_r = 1 + α·z_r``: their mean is 1, their ends are ``1 ± α``.
 
     >>> multipliers(3, 0.5)
     (0.5, 1.0, 1.5)
@@ -26,9 +40,7 @@ def multipliers(size: int, spread: float) -> tuple[float, ...]:
         raise ValueError(f"multipliers: size must be at least 1, got {size!r}")
     if not 0 <= spread < 1:
         raise ValueError(f"multipliers: spread must be in [0, 1), got {spread!r}")
-    centre = (size - 1) / 2
-    delta = max(centre, 0.5)
-    return tuple(1.0 + spread * (r - centre) / delta for r in range(size))
+    return tuple(1.0 + spread * level for level in levels(size))
 
 
 def permutation(size: int, *, seed: int, round: int, name: str) -> tuple[int, ...]:
@@ -44,13 +56,99 @@ def permutation(size: int, *, seed: int, round: int, name: str) -> tuple[int, ..
     return tuple(sorted(range(size), key=key))
 
 
-def assignment(size: int, spread: float, *, seed: int, round: int, name: str) -> tuple[float, ...]:
-    """The multiplier of every replica in one round, ``ρ_π(r)``.
+def permuted(size: int, names: Sequence[str], *, seed: int, round: int) -> list[tuple[float, ...]]:
+    """The paper's design: the ladder, in an order of its own for every hyperparameter.
 
-    Round 0 is Eq. 1 as it stands (replica r explores ρ_r, line 3 of Algorithm 1); every later round
-    draws a fresh permutation for each hyperparameter (Eq. 9).
+    Round 0 is Eq. 1 as it stands (replica r explores z_r, line 3 of Algorithm 1); every later round
+    draws a fresh permutation for each name (Eq. 9).
     """
-    ladder = multipliers(size, spread)
+    ladder = levels(size)
     if round == 0:
-        return ladder
-    return tuple(ladder[i] for i in permutation(size, seed=seed, round=round, name=name))
+        return [ladder for _ in names]
+    orders = [permutation(size, seed=seed, round=round, name=name) for name in names]
+    return [tuple(ladder[i] for i in order) for order in orders]
+
+
+def orthogonal(size: int, names: Sequence[str], *, seed: int, round: int) -> list[tuple[float, ...]]:
+    """A two-level design: half of the replicas at −1, half at +1, and no two hyperparameters go together.
+
+    The columns are those of a Hadamard matrix (for sizes that are no power of 2, Plackett and Burman's), so
+    N replicas separate up to N − 1 hyperparameters, each as exactly as if it were alone. In every round the
+    rows are dealt to other replicas, and names to other columns.
+
+    >>> a, b = orthogonal(4, ["a", "b"], seed=0, round=1)
+    >>> sum(a), sum(b), sum(x * y for x, y in zip(a, b))
+    (0.0, 0.0, 0.0)
+    """
+    if len(names) > size - 1:
+        raise ValueError(
+            f"orthogonal: a design for {size} replicas separates at most {size - 1} hyperparameters, got "
+            f"{len(names)}; explore fewer, or use more replicas"
+        )
+    matrix = hadamard(size)
+    rows = permutation(size, seed=seed, round=round, name="\0rows")
+    # By name, not by position: what a hyperparameter is dealt does not depend on the order of registration.
+    columns = permutation(size - 1, seed=seed, round=round, name="\0columns")
+    place = {name: columns[i] for i, name in enumerate(sorted(names))}
+    return [tuple(float(matrix[row][1 + place[name]]) for row in rows) for name in names]
+
+
+def hadamard(size: int) -> list[list[int]]:
+    """A square matrix of ±1 with orthogonal columns, the first of them all 1.
+
+    From Sylvester's doubling and Paley's two constructions over primes, which together cover 1, 2 and every
+    multiple of 4 up to 48.
+
+    >>> hadamard(2)
+    [[1, 1], [1, -1]]
+    """
+    matrix = _hadamard(size)
+    if matrix is None:
+        below = next(n for n in range(size, 0, -1) if _hadamard(n) is not None)
+        raise ValueError(
+            "an orthogonal design needs 2 replicas or a multiple of 4 for which a Hadamard matrix is "
+            f"known here, got {size}; use {below} replicas (or arms), or design='permutation'"
+        )
+    # Negating a row keeps the columns orthogonal: it makes the first column the constant.
+    return [[row[0] * entry for entry in row] for row in matrix]
+
+
+def _hadamard(size: int) -> list[list[int]] | None:
+    if size in (1, 2):
+        return [[1, 1], [1, -1]] if size == 2 else [[1]]
+    if size < 1 or size % 4:
+        return None
+    if _is_prime(size - 1):
+        return _paley_one(size - 1)
+    if _is_prime(size // 2 - 1) and (size // 2 - 1) % 4 == 1:
+        return _paley_two(size // 2 - 1)
+    half = _hadamard(size // 2)
+    if half is None:
+        return None
+    return [row + row for row in half] + [row + [-entry for entry in row] for row in half]
+
+
+def _conference(q: int) -> list[list[int]]:
+    """Paley's matrix over the residues of a prime: 0 on the diagonal, else whether i − j is a square."""
+    squares = {i * i % q for i in range(1, q)}
+    core = [[0 if i == j else 1 if (i - j) % q in squares else -1 for j in range(q)] for i in range(q)]
+    below = -1 if q % 4 == 3 else 1
+    return [[0] + [1] * q] + [[below, *row] for row in core]
+
+
+def _paley_one(q: int) -> list[list[int]]:
+    """Size q + 1 for a prime q ≡ 3 mod 4: the conference matrix plus the identity."""
+    matrix = _conference(q)
+    return [[entry + (i == j) for j, entry in enumerate(row)] for i, row in enumerate(matrix)]
+
+
+def _paley_two(q: int) -> list[list[int]]:
+    """Size 2(q + 1) for a prime q ≡ 1 mod 4: every entry of the conference matrix becomes a 2 × 2 block."""
+    block = {0: [[1, -1], [-1, -1]], 1: [[1, 1], [1, -1]], -1: [[-1, -1], [-1, 1]]}
+    return [
+        [entry for cell in row for entry in block[cell][half]] for row in _conference(q) for half in (0, 1)
+    ]
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % d for d in range(2, int(number**0.5) + 1))

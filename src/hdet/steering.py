@@ -1,19 +1,23 @@
-"""The two ways in which what was seen moves a hyperparameter: by the replicas' losses, or by a horizon.
+"""The three ways in which what was seen moves hyperparameters: each by a vote of the replicas' losses (the
+paper), all together by a regression of the losses on them, or the learning rate by a horizon.
 
-Controllers see factors on a schedule; the records are in the hyperparameter's own units.
+Controllers see factors on a schedule, or distances along a coordinate; the records are in the
+hyperparameter's own units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from hdet.controllers import Controller, ControlState, Decision
+from hdet.controllers import Controller, ControlState, Decision, RegressionController, RegressionState
 from hdet.history import HorizonRecord, HyperparameterRecord
 from hdet.horizon import Horizon, Verdict, average
-from hdet.hyperparameters import GroupLearningRate
+from hdet.hyperparameters import Axis, GroupLearningRate
 
-__all__ = ["Steered", "by_horizon", "by_losses", "take_factors"]
+__all__ = ["Steered", "Steering", "by_horizon", "by_losses", "by_regression", "take_factors"]
 
 
 class Steered(NamedTuple):
@@ -25,47 +29,128 @@ class Steered(NamedTuple):
     events: tuple[str, ...] = ()
 
 
+class Steering:
+    """A controller and what it remembers of every hyperparameter.
+
+    Args:
+        controller: of one hyperparameter at a time, or of all of them together; None moves nothing.
+        explored: what is moved.
+    """
+
+    def __init__(
+        self, controller: Controller | RegressionController | None, explored: Sequence[Axis]
+    ) -> None:
+        self._controller = controller
+        self._explored = explored
+        # The factor on the schedule that a controller moves; 1 is the schedule as it stands.
+        self._states = [ControlState(1.0) for _ in explored]
+        self._joint = RegressionState(())
+        if isinstance(controller, RegressionController):
+            spreads = [axis.spread for axis in explored]
+            self._joint = controller.start(spreads, [axis.widest for axis in explored])
+
+    def __call__(
+        self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...], *, acts: bool
+    ) -> Steered:
+        """One sync: what every arm had, and what it came to."""
+        if acts and isinstance(self._controller, RegressionController):
+            self._joint, steered = by_regression(
+                self._controller, self._explored, self._joint, levels, losses
+            )
+            return steered
+        alone = self._controller if acts and isinstance(self._controller, Controller) else None
+        return by_losses(alone, self._explored, self._states, levels, losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            "states": [(state.value, state.velocity) for state in self._states],
+            "joint": self._joint.to_rows(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off; a state of another kind of controller says nothing."""
+        self._states = [ControlState(*saved) for saved in state["states"]]
+        saved = RegressionState.from_rows(state.get("joint", [[0.0, 0.0]]))
+        if len(saved.axes) == len(self._joint.axes):
+            self._joint = saved
+
+
 def by_losses(
     controller: Controller | None,
-    explored: Sequence[GroupLearningRate],
+    explored: Sequence[Axis],
     states: list[ControlState],
-    multipliers: Sequence[tuple[float, ...]],
+    levels: Sequence[tuple[float, ...]],
     losses: tuple[float, ...],
 ) -> Steered:
     """Eq. 4–8 for every explored hyperparameter; ``states`` are replaced by those after it."""
     weights: tuple[float, ...] = ()
     events: list[str] = []
     records: list[HyperparameterRecord] = []
-    for i, (axis, rho) in enumerate(zip(explored, multipliers, strict=True)):
-        before, delta = axis.base, 0.0
-        if controller is not None:
+    for i, (axis, row) in enumerate(zip(explored, levels, strict=True)):
+        seen = _Seen.now(axis, row)
+        if controller is None:
+            records.append(seen.record())
+        elif isinstance(axis, GroupLearningRate):
             if controller.decay is not None:
                 axis.hold()
-            decision = controller.update(states[i], losses=losses, multipliers=rho)
+            decision = controller.update(states[i], losses=losses, multipliers=axis.multipliers(row))
             events += _departures(axis, decision, losses)
             states[i] = decision.state
             axis.move(decision.state.value)
-            weights, delta = decision.weights, decision.delta
-        records.append(_record(axis, rho, before, delta * axis.curve, states[i].velocity * axis.curve))
+            weights = decision.weights
+            velocity = states[i].velocity * axis.curve
+            records.append(seen.record(delta=decision.delta * axis.curve, velocity=velocity))
+        else:
+            # Remark 1: the same rule along the coordinate, which unlike the value may be 0 or below. The
+            # controller's value is 1 plus the distance from the base, and begins anew at each base.
+            offsets = tuple(1.0 + offset for offset in axis.offsets(row))
+            decision = controller.update(
+                ControlState(1.0, states[i].velocity), losses=losses, multipliers=offsets
+            )
+            events += _left_out(decision.left_out, losses)
+            states[i] = decision.state
+            axis.shift(decision.state.value - 1.0)
+            weights = decision.weights
+            records.append(seen.record(delta=decision.delta, velocity=decision.state.velocity))
     return Steered(tuple(records), weights, events=tuple(events))
+
+
+def by_regression(
+    controller: RegressionController,
+    explored: Sequence[Axis],
+    state: RegressionState,
+    levels: Sequence[tuple[float, ...]],
+    losses: tuple[float, ...],
+) -> tuple[RegressionState, Steered]:
+    """All hyperparameters at once, each by its slope; their spreads follow what could be seen."""
+    seen = [_Seen.now(axis, row) for axis, row in zip(explored, levels, strict=True)]
+    offsets = [axis.offsets(row) for axis, row in zip(explored, levels, strict=True)]
+    decision = controller.update(state, losses=losses, offsets=offsets)
+    records = []
+    for axis, before, estimate, known in zip(
+        explored, seen, decision.estimates, decision.state.axes, strict=True
+    ):
+        axis.shift(estimate.move)
+        axis.spread = known.spread
+        records.append(before.record(delta=estimate.move, slope=estimate.slope, error=estimate.error))
+    events = (*_left_out(decision.left_out, losses), *((decision.why,) if decision.why else ()))
+    return decision.state, Steered(tuple(records), events=events)
 
 
 def by_horizon(
     horizon: Horizon,
     explored: Sequence[GroupLearningRate],
-    multipliers: Sequence[tuple[float, ...]],
+    levels: Sequence[tuple[float, ...]],
     step: int,
     total_steps: int | None,
     rows: Sequence[Sequence[float]],
 ) -> Steered:
     """The horizon controller's turn: one factor for all hyperparameters, or one for each."""
-    before = [axis.base for axis in explored]
+    seen = [_Seen.now(axis, row) for axis, row in zip(explored, levels, strict=True)]
     verdict = horizon.decide(step, total_steps, rows, explored[0].curve)
     take_factors(horizon, explored)
-    records = tuple(
-        _record(axis, rho, was, axis.base - was, 0.0)
-        for axis, rho, was in zip(explored, multipliers, before, strict=True)
-    )
+    records = tuple(before.record(delta=before.axis.base - before.base) for before in seen)
     return Steered(records, horizon=_windows(horizon, verdict), events=tuple(verdict.events))
 
 
@@ -95,22 +180,45 @@ def take_factors(horizon: Horizon, explored: Sequence[GroupLearningRate]) -> Non
         axis.move(values[i % len(values)])
 
 
-def _record(
-    axis: GroupLearningRate, multipliers: tuple[float, ...], before: float, delta: float, velocity: float
-) -> HyperparameterRecord:
-    return HyperparameterRecord(
-        name=axis.name,
-        multipliers=multipliers,
-        values=tuple(before * multiplier for multiplier in multipliers),
-        base_before=before,
-        base_after=axis.base,
-        delta=delta,
-        velocity=velocity,
-    )
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A hyperparameter as the round that ends has had it."""
+
+    axis: Axis
+    base: float
+    values: tuple[float, ...]
+    multipliers: tuple[float, ...]
+    spread: float
+
+    @classmethod
+    def now(cls, axis: Axis, levels: tuple[float, ...]) -> _Seen:
+        multipliers = axis.multipliers(levels) if isinstance(axis, GroupLearningRate) else ()
+        return cls(axis, axis.base, axis.values(levels), multipliers, axis.spread)
+
+    def record(
+        self, *, delta: float = 0.0, velocity: float = 0.0, slope: float = math.nan, error: float = math.nan
+    ) -> HyperparameterRecord:
+        """With what has become of it since."""
+        return HyperparameterRecord(
+            name=self.axis.name,
+            multipliers=self.multipliers,
+            values=self.values,
+            base_before=self.base,
+            base_after=self.axis.base,
+            delta=delta,
+            velocity=velocity,
+            spread=self.spread,
+            slope=slope,
+            error=error,
+        )
+
+
+def _left_out(replicas: Sequence[int], losses: Sequence[float]) -> list[str]:
+    return [f"replica {r} left out of the decision: its loss is {losses[r]}" for r in replicas]
 
 
 def _departures(axis: GroupLearningRate, decision: Decision, losses: Sequence[float]) -> list[str]:
-    events = [f"replica {r} left out of the decision: its loss is {losses[r]}" for r in decision.left_out]
+    events = _left_out(decision.left_out, losses)
     if decision.clamped_from is not None:
         asked = decision.clamped_from * axis.curve
         given = decision.state.value * axis.curve

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.spread import assignment, multipliers, permutation
+from hdet.spread import hadamard, levels, multipliers, orthogonal, permutation, permuted
 
 
 @given(st.integers(1, 300), st.floats(0, 1, exclude_max=True))
@@ -36,12 +36,12 @@ def test_assignment_is_a_permutation_that_any_rank_can_repeat(
     once = permutation(size, seed=seed, round=round, name=name)
     assert sorted(once) == list(range(size))
     assert once == permutation(size, seed=seed, round=round, name=name)
-    values = assignment(size, 0.25, seed=seed, round=round, name=name)
-    assert sorted(values) == sorted(multipliers(size, 0.25))
+    (dealt,) = permuted(size, [name], seed=seed, round=round)
+    assert sorted(dealt) == list(levels(size))
 
 
 def test_round_zero_is_equation_1_as_it_stands() -> None:
-    assert assignment(4, 0.3, seed=9, round=0, name="lr/0") == multipliers(4, 0.3)
+    assert permuted(4, ["lr/0", "lr/1"], seed=9, round=0) == [levels(4), levels(4)]
 
 
 def test_permutations_are_uniform_and_independent() -> None:
@@ -62,3 +62,47 @@ def test_permutations_are_uniform_and_independent() -> None:
 def test_bad_input(size: int, spread: float) -> None:
     with pytest.raises(ValueError, match=r"multipliers: (size|spread) must be"):
         multipliers(size, spread)
+
+
+@pytest.mark.parametrize("size", [1, 2, *range(4, 52, 4), 56, 60, 64, 128])
+def test_hadamard_matrices_have_orthogonal_columns(size: int) -> None:
+    matrix = hadamard(size)
+    assert {entry for row in matrix for entry in row} <= {-1, 1}
+    assert all(row[0] == 1 for row in matrix)
+    columns = list(zip(*matrix, strict=True))
+    for i, a in enumerate(columns):
+        for j, b in enumerate(columns):
+            assert sum(x * y for x, y in zip(a, b, strict=True)) == (size if i == j else 0)
+
+
+@given(st.sampled_from([2, 4, 8, 12, 16]), st.integers(0, 10**6), st.integers(0, 10**6), st.data())
+def test_an_orthogonal_design_balances_every_hyperparameter_and_every_pair(
+    size: int, seed: int, round: int, data: st.DataObject
+) -> None:
+    names = [f"h{i}" for i in range(data.draw(st.integers(1, size - 1)))]
+    dealt = orthogonal(size, names, seed=seed, round=round)
+    for i, a in enumerate(dealt):
+        assert sum(a) == 0
+        for b in dealt[:i]:
+            assert sum(x * y for x, y in zip(a, b, strict=True)) == 0
+    # Whoever registers in another order is dealt the same.
+    backwards = orthogonal(size, names[::-1], seed=seed, round=round)
+    assert backwards == dealt[::-1]
+
+
+def test_an_orthogonal_design_gives_every_replica_both_levels_in_turn() -> None:
+    rounds = [orthogonal(8, ["a", "b", "c"], seed=1, round=k) for k in range(400)]
+    for h in range(3):
+        for r in range(8):
+            assert abs(sum(dealt[h][r] for dealt in rounds)) < 4 * 400**0.5
+
+
+@pytest.mark.parametrize("size", [3, 5, 6, 7, 10, 52])
+def test_sizes_without_a_design_name_one_that_has(size: int) -> None:
+    with pytest.raises(ValueError, match=f"multiple of 4 .* got {size}; use (2|4|8|48) replicas"):
+        hadamard(size)
+
+
+def test_too_many_hyperparameters_for_a_design() -> None:
+    with pytest.raises(ValueError, match="at most 3 hyperparameters, got 4; explore fewer, or use more"):
+        orthogonal(4, list("abcd"), seed=0, round=0)

@@ -2,15 +2,25 @@
 
 from hdet.controllers.base import Controller, ControlState, Decision
 from hdet.controllers.horizon import HorizonController, HorizonDecision, HorizonState, Window
+from hdet.controllers.regression import (
+    Estimate,
+    RegressionController,
+    RegressionDecision,
+    RegressionState,
+)
 from hdet.controllers.softmax import SoftmaxController, geometric_decay, literal_decay
 
 __all__ = [
     "ControlState",
     "Controller",
     "Decision",
+    "Estimate",
     "HorizonController",
     "HorizonDecision",
     "HorizonState",
+    "RegressionController",
+    "RegressionDecision",
+    "RegressionState",
     "SoftmaxController",
     "Window",
     "geometric_decay",

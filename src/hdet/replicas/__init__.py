@@ -6,12 +6,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas
 from hdet.replicas.process import ProcessReplicas
-from hdet.replicas.refusals import refuse_sharded
+from hdet.replicas.refusals import refuse_sharded, refuse_wiring
 from hdet.replicas.solo import SoloReplica
 
 __all__ = [
+    "Arms",
     "Mean",
     "ProcessGroup",
     "ProcessReplicas",
@@ -20,6 +22,7 @@ __all__ = [
     "find_replicas",
     "local",
     "refuse_sharded",
+    "refuse_wiring",
 ]
 
 if dist.is_available():

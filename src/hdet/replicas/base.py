@@ -33,3 +33,18 @@ class Replicas(ABC):
 
         Integer buffers cannot be averaged: they become their maximum, and a difference is reported.
         """
+
+    def together(self, what: str, measure: Callable[[], list[float]]) -> list[float]:
+        """What may fail on one rank fails on all of them, so that none is left waiting."""
+        failure: Exception | None = None
+        measured: list[float] = []
+        try:
+            measured = measure()
+        except Exception as error:
+            failure = error
+        failed = [row[0] for row in self.gather([float(failure is not None)])]
+        if failure is not None:
+            raise failure
+        if any(failed):
+            raise RuntimeError(f"{what} raised on rank {failed.index(1.0)}; its own error says why")
+        return measured

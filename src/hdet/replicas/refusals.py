@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["refuse_sharded"]
+__all__ = ["refuse_sharded", "refuse_wiring"]
 
 _WHY = (
     "every rank holds only a shard of the one model, so there are no replicas to diverge: each shard would "
@@ -78,3 +78,16 @@ def _refuse_sharded_dtensor(caller: str, parameter: Tensor, group: dist.ProcessG
                 "over the group (DistributedDataParallel), or shard it over a second mesh dimension and pass "
                 "the replicate dimension's group as process_group"
             )
+
+
+def refuse_wiring(caller: str, model: nn.Module, among: int) -> None:
+    """Raise ValueError for a DDP that shares gradients among other ranks than ``gradients=`` says."""
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            wired = dist.get_world_size(module.process_group)
+            if wired != among:
+                raise ValueError(
+                    f"{caller}: gradients= says that {among} rank{'s share' if among > 1 else ' has'} a "
+                    f"gradient, and model is a DistributedDataParallel over {wired}; wrap it with "
+                    "hdet.Arms(count).wrap(model) and pass those arms as gradients"
+                )

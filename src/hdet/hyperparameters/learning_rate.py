@@ -1,4 +1,4 @@
-"""What can be explored. The learning rate: one value per parameter group, each with a life of its own.
+"""The learning rate: one value per parameter group, each with a life of its own.
 
 ``group["lr"]`` always holds the *base* value. The replica's own value stands there only while the
 optimizer steps, so schedulers and loggers compose and see what they would see without hdet.
@@ -6,12 +6,16 @@ optimizer steps, so schedulers and loggers compose and see what they would see w
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from hdet.hyperparameters.base import Axis, spread_of_each
 
 __all__ = ["GroupLearningRate", "LearningRate", "separate_learning_rates"]
 
@@ -21,24 +25,25 @@ class LearningRate:
     """Explore the learning rate of every parameter group, replicas spread over ``base·[1 − α, 1 + α]``.
 
     Args:
-        spread: α of Eq. 1, in [0, 1). 0 explores nothing.
+        spread: α of Eq. 1, in [0, 1), for all groups or one for each. 0 explores nothing.
     """
 
-    spread: float = 1 / 9
+    spread: float | Sequence[float] = 1 / 9
 
     def __post_init__(self) -> None:
-        if not 0 <= self.spread < 1:
-            raise ValueError(
-                f"LearningRate: spread (ensemble_lr_spread_ratio, α) must be in [0, 1), got {self.spread!r}"
-            )
+        for spread in self.spread if isinstance(self.spread, Sequence) else [self.spread]:
+            if not 0 <= spread < 1:
+                raise ValueError(
+                    f"LearningRate: spread (ensemble_lr_spread_ratio, α) must be in [0, 1), got {spread!r}"
+                )
 
     def bind(self, optimizer: Optimizer) -> list[GroupLearningRate]:
         """One explored scalar per parameter group."""
-        count = len(optimizer.param_groups)
-        return [GroupLearningRate(optimizer, i, self.spread) for i in range(count)]
+        spreads = spread_of_each("LearningRate", self.spread, len(optimizer.param_groups))
+        return [GroupLearningRate(optimizer, i, spread) for i, spread in enumerate(spreads)]
 
 
-class GroupLearningRate:
+class GroupLearningRate(Axis):
     """The learning rate of one parameter group, ``base(t) = factor · curve(t)``.
 
     ``curve`` is what the user's schedule says; ``factor`` is what a controller moves. Until one does, the
@@ -46,6 +51,9 @@ class GroupLearningRate:
     controller brings its own decay (Eq. 8). Learning rates that are tensors are written in place and not
     read between syncs, so nothing waits for the device; floats stay floats.
     """
+
+    acts_in_step = True
+    widest = 0.9
 
     def __init__(self, optimizer: Optimizer, index: int, spread: float) -> None:
         self._optimizer = optimizer
@@ -76,8 +84,23 @@ class GroupLearningRate:
         """The shared value, as ``group["lr"]`` shows it. Waits for the device if it is a tensor there."""
         return float(self._group["lr"])
 
-    def fan_out(self, multiplier: float) -> None:
-        """Let this replica's own value stand in ``group["lr"]`` until :meth:`restore`."""
+    def multipliers(self, levels: Sequence[float]) -> tuple[float, ...]:
+        """ρ_r = 1 + α·z_r (Eq. 1)."""
+        return tuple(1.0 + self.spread * level for level in levels)
+
+    def values(self, levels: Sequence[float]) -> tuple[float, ...]:
+        base = self.base
+        return tuple(base * multiplier for multiplier in self.multipliers(levels))
+
+    def offsets(self, levels: Sequence[float]) -> tuple[float, ...]:
+        return tuple(math.log(multiplier) for multiplier in self.multipliers(levels))
+
+    def shift(self, by: float) -> None:
+        self.move(self.factor * math.exp(by))
+
+    def fan_out(self, level: float) -> None:
+        """Eq. 2. Let this replica's own value stand in ``group["lr"]`` until :meth:`restore`."""
+        multiplier = 1.0 + self.spread * level
         group = self._group
         lr = group["lr"]
         if isinstance(lr, Tensor):
@@ -133,15 +156,17 @@ class GroupLearningRate:
             self._held_at = self.curve
             self._schedule_value = _copy(self._group["lr"])
 
-    def state_dict(self) -> dict[str, float | None]:
+    def state_dict(self) -> dict[str, Any]:
         kept = self._schedule_value
         return {
+            "spread": self.spread,
             "factor": self.factor,
             "held_at": self._held_at,
             "schedule_value": None if kept is None else float(kept),
         }
 
-    def load_state_dict(self, state: dict[str, float | None]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.spread = state.get("spread", self.spread)
         self.factor = state["factor"] or 1.0
         self._held_at = state["held_at"]
         kept, now = state["schedule_value"], self._group["lr"]

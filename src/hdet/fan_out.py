@@ -1,0 +1,181 @@
+"""Fan-out (Eq. 2): which level each replica has of every hyperparameter, and its own values in their places.
+
+The levels are dealt anew in every round (Eq. 9). What the optimizer reads stands at the replica's own value
+while it steps; what the forward pass reads does so from one round's deal until :meth:`FanOut.stand_down`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from torch.optim import Optimizer
+
+from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
+from hdet.spread import hadamard, orthogonal, permuted
+
+__all__ = ["Design", "FanOut", "bind", "choose_design"]
+
+Design = Literal["permutation", "orthogonal"]
+_DEAL: dict[Design, Callable[..., list[tuple[float, ...]]]] = {
+    "permutation": permuted,
+    "orthogonal": orthogonal,
+}
+
+
+class FanOut:
+    """The explored hyperparameters of one replica among several.
+
+    Args:
+        axes: what is explored.
+        arms: how many different sets of values there are: one for each group of ranks that shares gradients.
+        arm: this replica's.
+        design: how levels are dealt.
+        seed: of the deal.
+    """
+
+    def __init__(self, axes: Sequence[Axis], *, arms: int, arm: int, design: Design, seed: int) -> None:
+        self.axes = list(axes)
+        self.learning_rates = [axis for axis in axes if isinstance(axis, GroupLearningRate)]
+        self.seed = seed
+        self._arms = arms
+        self._arm = arm
+        self._deal = _DEAL[design]
+        self._up = False
+        #: The level of every arm, for each axis.
+        self.levels: list[tuple[float, ...]] = []
+
+    def assign(self, round: int, *, explore: bool = True) -> None:
+        """Deal the levels of a round; without ``explore`` everybody has the base values."""
+        self.stand_down()
+        spread_out = [axis.name for axis in self.axes if explore and axis.spread > 0]
+        dealt = self._deal(self._arms, spread_out, seed=self.seed, round=round) if spread_out else []
+        by_name = dict(zip(spread_out, dealt, strict=True))
+        nobody = (0.0,) * self._arms
+        self.levels = [by_name.get(axis.name, nobody) for axis in self.axes]
+        own = [(axis, row[self._arm]) for axis, row in zip(self.axes, self.levels, strict=True)]
+        self._in_step = [(axis, level) for axis, level in own if level and axis.acts_in_step]
+        self._throughout = [(axis, level) for axis, level in own if level and not axis.acts_in_step]
+        self._stand_up()
+
+    @property
+    def multipliers(self) -> list[tuple[float, ...]]:
+        """ρ of every arm, for each learning rate (Eq. 1)."""
+        rows = zip(self.axes, self.levels, strict=True)
+        return [axis.multipliers(row) for axis, row in rows if isinstance(axis, GroupLearningRate)]
+
+    def enter_step(self) -> None:
+        """The optimizer is about to read."""
+        for axis, level in self._in_step:
+            axis.fan_out(level)
+
+    def leave_step(self) -> None:
+        """It has."""
+        for axis, _ in self._in_step:
+            axis.restore()
+
+    def stand_down(self) -> None:
+        """The base values stand everywhere."""
+        for axis in self.axes:
+            axis.restore()
+        self._up = False
+
+    @contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Within, the base values stand everywhere."""
+        was_up = self._up
+        self.stand_down()
+        try:
+            yield
+        finally:
+            if was_up:
+                self._stand_up()
+
+    @contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Within, regularisers are off; what is no regulariser stays as it stands."""
+        was_up = self._up
+        for axis in self.axes:
+            if axis.regulariser:
+                axis.silence()
+        try:
+            yield
+        finally:
+            for axis in self.axes:
+                if axis.regulariser:
+                    axis.restore()
+            if was_up:
+                self._stand_up()
+
+    def close(self) -> None:
+        """For good: the base values stay."""
+        for axis in self.axes:
+            axis.close()
+        self._in_step = self._throughout = []
+
+    def _stand_up(self) -> None:
+        for axis, level in self._throughout:
+            axis.fan_out(level)
+        self._up = True
+
+
+def bind(
+    caller: str, explore: Sequence[Explorable], optimizer: Optimizer, *, learning_rate_alone: bool
+) -> list[Axis]:
+    """The explored scalars in their places, each under a name of its own."""
+    for item in explore:
+        if not isinstance(item, Explorable):
+            raise TypeError(
+                f"{caller}: explore must be a list of hyperparameters such as hdet.WeightDecay(), got "
+                f"{type(item).__name__}; wrap any other scalar in hdet.Hyperparameter"
+            )
+    axes: list[Axis] = []
+    try:
+        for item in explore:
+            axes += item.bind(optimizer)
+        names = [axis.name for axis in axes]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"{caller}: explore must name each hyperparameter once, got {', '.join(names)}; give those "
+                "of one kind a name= each"
+            )
+        others = [axis.name for axis in axes if not isinstance(axis, GroupLearningRate)]
+        if learning_rate_alone and others:
+            raise TypeError(f"{caller}: a horizon judges the learning rate alone, got {', '.join(others)}")
+    except BaseException:
+        for axis in axes:
+            axis.close()
+        raise
+    return axes
+
+
+def choose_design(
+    caller: str, asked: Design | None, axes: Sequence[Axis], arms: int, *, regresses: bool
+) -> Design:
+    """The design asked for, or the best there is; an error where it cannot separate the axes."""
+    explored = [axis.name for axis in axes if axis.spread > 0]
+    if asked not in (None, *_DEAL):
+        raise ValueError(f"{caller}: design must be 'permutation' or 'orthogonal', got {asked!r}")
+    if arms == 1:
+        return "permutation"  # one level each, and that is 0
+    if regresses and len(explored) > arms - 1:
+        raise ValueError(
+            f"{caller}: {arms} replicas with values of their own tell at most {arms - 1} hyperparameters "
+            f"apart, got {len(explored)} ({', '.join(explored)}); explore fewer, or use more replicas or arms"
+        )
+    if asked == "orthogonal":
+        hadamard(arms)
+        orthogonal(arms, explored, seed=0, round=0)
+        return asked
+    if asked is None and regresses and arms >= 4 and _exists(arms):
+        return "orthogonal"
+    return "permutation"
+
+
+def _exists(size: int) -> bool:
+    try:
+        hadamard(size)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""The signal that regularisers need: each replica's loss on held-out batches, with the regularisers off.
+
+Every replica measures its own weights, then, on the same batches, the mean of all. What counts is the
+difference: how much better than the mean this replica is. It does not matter then whether the ranks
+probe the same batches or each its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hdet.fan_out import FanOut
+from hdet.probe import Probe
+
+__all__ = ["HeldOut", "judge"]
+
+
+class HeldOut:
+    """Probes one replica before and after the mean.
+
+    Args:
+        probe: measures the loss.
+        fan_out: whose regularisers are silent meanwhile.
+    """
+
+    def __init__(self, probe: Probe, fan_out: FanOut) -> None:
+        self.probe = probe
+        self._fan_out = fan_out
+        self._batches: list[Any] = []
+
+    def at_own(self) -> list[float]:
+        """The loss at this replica's weights, on new batches."""
+        self._batches = self.probe.draw()
+        return [self._measure()]
+
+    def at_mean(self) -> list[float]:
+        """The loss on the same batches, the weights being by now the mean's."""
+        loss = self._measure()
+        self._batches = []
+        return [loss]
+
+    def _measure(self) -> float:
+        with self._fan_out.silenced():
+            losses = self.probe.losses(self._batches)
+        return math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan
+
+
+def judge(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], float]:
+    """From (own loss, the mean model's loss) of every replica: losses that can be compared, and the mean's.
+
+    >>> judge([(1.0, 1.5), (2.0, 1.5)])
+    ((1.0, 2.0), 1.5)
+    >>> judge([(1.0, 1.5), (3.0, 2.5)])  # the second one's batches are harder
+    ((1.5, 2.5), 2.0)
+    """
+    known = [mean for _, mean in rows if math.isfinite(mean)]
+    level = math.fsum(known) / len(known) if known else math.nan
+    return tuple(own - mean + level for own, mean in rows), level

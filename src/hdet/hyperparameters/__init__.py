@@ -1,0 +1,25 @@
+"""What can be explored, and where its value stands."""
+
+from hdet.hyperparameters.any_scalar import Hyperparameter
+from hdet.hyperparameters.base import Axis, Explorable, ScalarAxis, refuse_shared_places
+from hdet.hyperparameters.learning_rate import GroupLearningRate, LearningRate, separate_learning_rates
+from hdet.hyperparameters.module import Dropout, LabelSmoothing, Temperature
+from hdet.hyperparameters.optimizer import Betas, GradientClip, Momentum, WeightDecay
+
+__all__ = [
+    "Axis",
+    "Betas",
+    "Dropout",
+    "Explorable",
+    "GradientClip",
+    "GroupLearningRate",
+    "Hyperparameter",
+    "LabelSmoothing",
+    "LearningRate",
+    "Momentum",
+    "ScalarAxis",
+    "Temperature",
+    "WeightDecay",
+    "refuse_shared_places",
+    "separate_learning_rates",
+]

@@ -1,0 +1,327 @@
+"""What every explored scalar is: a *base* value that all replicas share, and a replica's own around it.
+
+An :class:`Axis` is bound to places (a key of a parameter group, an attribute of a module). A place holds the
+base value; the replica's own stands there only for as long as it acts: while the optimizer steps, or, for
+what acts in the forward pass, from one sync to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch.optim import Optimizer
+
+from hdet.hyperparameters.scales import Scale
+
+__all__ = [
+    "Axis",
+    "Explorable",
+    "Place",
+    "ScalarAxis",
+    "check_bounds",
+    "check_spread",
+    "refuse_shared_places",
+    "spread_of_each",
+]
+
+
+@runtime_checkable
+class Explorable(Protocol):
+    """What ``explore=`` is a list of."""
+
+    def bind(self, optimizer: Optimizer) -> Sequence[Axis]:
+        """The scalars to explore, one or several, bound to where they stand."""
+
+
+class Axis(ABC):
+    """One explored scalar.
+
+    Where replica r has level z_r in [−1, 1], its value lies ``spread · z_r`` from the base, measured along
+    the coordinate of the hyperparameter and cut off at its bounds.
+    """
+
+    name: str
+    #: Half the width over which the replicas lie, in units of the coordinate.
+    spread: float
+    #: The widest that an adaptive spread may become.
+    widest: float = math.inf
+    #: Whether the replica's value acts while the optimizer steps; if not, it acts all the time.
+    acts_in_step = False
+    #: Whether the loss measured through it is lowest when it is off.
+    regulariser = False
+    #: Whether it acts through the gradient alone, so that replicas which share theirs never differ by it.
+    needs_own_gradients = False
+    #: Whether it makes the optimizer's state differ although the gradient is shared.
+    bends_state = False
+
+    @property
+    @abstractmethod
+    def base(self) -> float:
+        """The value that all replicas share."""
+
+    @abstractmethod
+    def values(self, levels: Sequence[float]) -> tuple[float, ...]:
+        """What every replica's value is."""
+
+    @abstractmethod
+    def offsets(self, levels: Sequence[float]) -> tuple[float, ...]:
+        """How far each replica's value lies from the base, bounds included, along the coordinate."""
+
+    @abstractmethod
+    def fan_out(self, level: float) -> None:
+        """Let this replica's own value stand in its places until :meth:`restore`."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Let the base value stand there again."""
+
+    @abstractmethod
+    def shift(self, by: float) -> None:
+        """Move the base along the coordinate, within its bounds. The base must stand in its places."""
+
+    def silence(self) -> None:  # noqa: B027 — most have nothing to silence
+        """Turn a regulariser off until :meth:`restore` or :meth:`fan_out`: a probe measures without it."""
+
+    def close(self) -> None:
+        """The run is over: the base value stays."""
+        self.restore()
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off."""
+
+
+class Place:
+    """One place that holds a scalar: how to read it and how to write it."""
+
+    def __init__(self, read: Callable[[], object], write: Callable[[float], object]) -> None:
+        self._read = read
+        self.write = write
+
+    def read(self, name: str = "Hyperparameter") -> float:
+        """The value, if it is one."""
+        value: Any = self._read()
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"{name}: the value must be a scalar, got {type(value).__name__} {_brief(value)}; explore "
+                "one number, or several with one hyperparameter each"
+            ) from error
+        if isinstance(value, bool) or not math.isfinite(number):
+            raise ValueError(f"{name}: the value must be a finite number, got {value!r}")
+        return number
+
+
+class ScalarAxis(Axis):
+    """Any scalar that can be read and written, in one place or in several that hold the same value.
+
+    Args:
+        name: in errors, records and the key of its permutations.
+        places: where it stands; all hold one value.
+        scale: its coordinate and bounds.
+        spread: in units of the coordinate.
+        off: the value without effect, for a regulariser.
+        acts_in_step: the optimizer reads it, nobody else.
+        needs_own_gradients: it acts through the gradient alone.
+        bends_state: it makes the optimizer's state differ.
+        on_close: undoes what binding it took.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        places: Sequence[Place],
+        scale: Scale,
+        spread: float,
+        *,
+        off: float | None = None,
+        acts_in_step: bool = False,
+        needs_own_gradients: bool = False,
+        bends_state: bool = False,
+        on_close: Callable[[], object] | None = None,
+    ) -> None:
+        check_spread(name, spread)
+        self.name = name
+        self.spread = spread
+        self.acts_in_step = acts_in_step
+        self.regulariser = off is not None
+        self.needs_own_gradients = needs_own_gradients
+        self.bends_state = bends_state
+        self._places = list(places)
+        self._scale = scale
+        self._off = off
+        self._on_close = on_close
+        #: The base while another value stands in the places, and that other value.
+        self._base: float | None = None
+        self._standing = 0.0
+        self._check_start()
+
+    def _check_start(self) -> None:
+        found = [place.read(self.name) for place in self._places]
+        if len(set(found)) > 1:
+            raise ValueError(
+                f"{self.name}: one hyperparameter has one value, got {', '.join(f'{v:g}' for v in found[:6])}"
+                f"{', …' if len(found) > 6 else ''}; set them equal, name those that are, or explore them "
+                "one by one"
+            )
+        low, high = self._scale.lowest, self._scale.highest
+        if not self._scale.contains(found[0]):
+            raise ValueError(
+                f"{self.name}: bounds must include the value to start from, got bounds=({low:g}, {high:g}) "
+                f"and a value of {found[0]:g}; widen the bounds or start within them"
+            )
+
+    @property
+    def base(self) -> float:
+        return self._places[0].read(self.name) if self._base is None else self._base
+
+    def values(self, levels: Sequence[float]) -> tuple[float, ...]:
+        base = self.base
+        return tuple(self._scale.moved(base, self.spread * level) for level in levels)
+
+    def offsets(self, levels: Sequence[float]) -> tuple[float, ...]:
+        base = self.base
+        return tuple(self._scale.offset(base, value) for value in self.values(levels))
+
+    def fan_out(self, level: float) -> None:
+        (value,) = self.values([level])
+        self._let_stand(value)
+
+    def silence(self) -> None:
+        if self._off is not None:
+            self._let_stand(self._off)
+
+    def restore(self) -> None:
+        if self._base is None:
+            return
+        # Somebody else may have written there since: then that is the base.
+        for place in self._places:
+            if place.read(self.name) == self._standing:
+                place.write(self._base)
+        self._base = None
+
+    def shift(self, by: float) -> None:
+        self.restore()
+        self._write(self._scale.moved(self.base, by))
+
+    def close(self) -> None:
+        self.restore()
+        if self._on_close is not None:
+            self._on_close()
+
+    def try_another_value(self, caller: str) -> None:
+        """Let a value near the base stand, and see that it is read back; :meth:`restore` ends it."""
+        base = self.base
+        step = max(self.spread, 0.1) / 2
+        nearby = self._scale.moved(base, step)
+        self._let_stand(nearby if nearby != base else self._scale.moved(base, -step))
+        if any(place.read(self.name) == base for place in self._places):
+            tried = nearby if nearby != base else self._scale.moved(base, -step)
+            self._base = None
+            self._write(base)
+            raise ValueError(
+                f"{caller}: {self.name}: what is written must be read back, wrote {tried:g} and read "
+                f"{base:g} as before; check read and write, and that nothing puts the value back"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self.base, "spread": self.spread}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.restore()
+        self.spread = state["spread"]
+        self._write(state["base"])
+
+    def _let_stand(self, value: float) -> None:
+        self.restore()
+        base = self.base
+        if value != base:
+            self._write(value)
+            # A place may round what it is given, as a float32 tensor does.
+            self._base, self._standing = base, self._places[0].read(self.name)
+
+    def _write(self, value: float) -> None:
+        for place in self._places:
+            place.write(value)
+
+
+def check_spread(name: str, spread: object) -> None:
+    """A width, in units of the coordinate."""
+    numeric = isinstance(spread, (int, float)) and not isinstance(spread, bool)
+    if not (numeric and math.isfinite(spread) and spread >= 0):  # type: ignore[arg-type,operator]
+        raise ValueError(f"{name}: spread must be a finite number of at least 0, got {spread!r}")
+
+
+def spread_of_each(name: str, spread: float | Sequence[float], count: int) -> list[float]:
+    """One spread for all groups, or one for each."""
+    if not isinstance(spread, Sequence):
+        return [spread] * count
+    if len(spread) != count:
+        raise ValueError(
+            f"{name}: spread must be one number, or one for each of the {count} explored groups, got "
+            f"{len(spread)}"
+        )
+    return list(spread)
+
+
+def check_bounds(
+    name: str,
+    bounds: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> tuple[float, float]:
+    """Two numbers, the lower one first, within what the hyperparameter can be."""
+    try:
+        low, high = map(float, bounds)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not (
+        low < high
+        and least <= low
+        and (above == -math.inf or above < low)
+        and (below == math.inf or high < below)
+    ):
+        lower = f" of at least {least:g}" if math.isfinite(least) else ""
+        lower += f" above {above:g}" if math.isfinite(above) else ""
+        upper = f" below {below:g}" if math.isfinite(below) else ""
+        raise ValueError(
+            f"{name}: bounds must be two numbers{lower}{upper}, the lower one first, got {bounds!r}"
+        )
+    return low, high
+
+
+def refuse_shared_places(caller: str, axes: Sequence[Axis]) -> None:
+    """Write each in turn and see that it is read back, and that nobody else's value changes with it.
+
+    Places are closures, of the user's own making even; only trying tells whether two of them are one.
+    """
+    for axis in axes:
+        if not isinstance(axis, ScalarAxis):
+            continue  # a learning rate: whoever writes there as well is found by their own trial
+        before = [other.base for other in axes]
+        axis.try_another_value(caller)
+        try:
+            after = [other.base for other in axes]
+        finally:
+            axis.restore()
+        for other, was, now in zip(axes, before, after, strict=True):
+            if other is not axis and was != now:
+                raise ValueError(
+                    f"{caller}: two hyperparameters must not write to one place, got {axis.name} and "
+                    f"{other.name}: writing the one changed the other from {was:g} to {now:g}; leave one out"
+                )
+
+
+def _brief(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return repr(value)[:40] if shape is None else f"of shape {tuple(shape)}"

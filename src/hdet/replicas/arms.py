@@ -1,0 +1,85 @@
+"""Arms: groups of ranks that share their gradients, so that what acts through a gradient can be compared.
+
+One arm is plain data parallelism, as many arms as ranks is training on local gradients; in between,
+gradients are all-reduced inside an arm and weights are averaged over all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hdet.replicas.process import PATIENCE
+
+__all__ = ["Arms"]
+
+
+class Arms:
+    """Divide the ranks into arms of equal size, consecutive ranks together.
+
+    Args:
+        count: how many arms. It must divide the number of ranks.
+        process_group: the ranks to divide; all of them by default.
+
+    Example::
+
+        arms = hdet.Arms(4)                        # 8 ranks: four arms of two
+        model = arms.wrap(model)                   # DistributedDataParallel inside this rank's arm
+        ensemble = hdet.Ensemble(optimizer, [hdet.Dropout(model)], gradients=arms, probe=probe, model=model)
+    """
+
+    def __init__(self, count: int, *, process_group: dist.ProcessGroup | None = None) -> None:
+        distributed = dist.is_available() and dist.is_initialized()
+        ranks = dist.get_world_size(process_group) if distributed else 1
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1 or ranks % count:
+            dividers = [n for n in range(1, ranks + 1) if ranks % n == 0]
+            raise ValueError(
+                f"Arms: count must divide the {ranks} rank{'s' if ranks > 1 else ''}, got {count!r}; use one "
+                f"of {', '.join(map(str, dividers))}"
+            )
+        self.count = count
+        self.ranks = ranks
+        self._everybody = process_group
+        rank = dist.get_rank(process_group) if distributed else 0
+        #: The arm of this rank.
+        self.index = rank // self.size
+        #: Those who share their gradients with this rank; None for an arm of one, or where there is one arm.
+        self.process_group = process_group
+        if 1 < count < ranks:
+            all_ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+            members = all_ranks[self.index * self.size : (self.index + 1) * self.size]
+            # Only the members take part in making a group, so that no rank waits for another arm's.
+            self.process_group = dist.new_group(members, timeout=PATIENCE, use_local_synchronization=True)
+
+    @property
+    def size(self) -> int:
+        """Ranks in each arm."""
+        return self.ranks // self.count
+
+    def __repr__(self) -> str:
+        return f"Arms({self.count} of {self.size})"
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Start from rank 0's weights everywhere, and share gradients inside this rank's arm.
+
+        A collective: every rank calls it. An arm of one rank gets the model back as it is.
+
+        Args:
+            model: on its device already.
+            **options: for ``DistributedDataParallel``.
+        """
+        if self.ranks == 1:
+            return model
+        self._broadcast([*model.parameters(), *model.buffers()])
+        if self.size == 1:
+            return model
+        return nn.parallel.DistributedDataParallel(model, process_group=self.process_group, **options)
+
+    @torch.no_grad()
+    def _broadcast(self, tensors: list[Tensor]) -> None:
+        source = dist.get_process_group_ranks(self._everybody or dist.group.WORLD)[0]
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), source, self._everybody)
