@@ -180,8 +180,6 @@ class Ensemble:
             raise
         self.resume_at(first_step)
         self._attach()
-        if self._diverges:
-            self._converge.plan()  # what cannot be averaged is refused now, not at the first sync
         for doubt in self._doubts(model, by_training_loss=controller is not None and probe is None):
             self._announcer.say_once(logging.WARNING, doubt)
 
@@ -196,8 +194,8 @@ class Ensemble:
         seed: int,
     ) -> None:
         sharing = self._sharing
-        regresses = isinstance(controller, RegressionController)
-        chosen = choose_design(self._caller, design, axes, sharing.arms, regresses=regresses)
+        self._regresses = isinstance(controller, RegressionController)
+        chosen = choose_design(self._caller, design, axes, sharing.arms, regresses=self._regresses)
         refuse_shared_places(self._caller, axes)
         self._fan_out = FanOut(axes, arms=sharing.arms, arm=sharing.arm, design=chosen, seed=seed)
         self._steering = Steering(controller, axes)
@@ -222,10 +220,16 @@ class Ensemble:
             horizon.start_at([axis.curve for axis in self._learning_rates])
             take_factors(horizon, self._learning_rates)
             self._look_who_moved()
+        if self._diverges:
+            self._converge.plan()  # what cannot be averaged is refused now, not at the first sync
 
     def _doubts(self, model: nn.Module | None, *, by_training_loss: bool) -> list[str]:
         """What a user should know before training begins. A collective where gradients are not shared."""
         said = [self._sharing.doubt_start(self._optimizer)]
+        if self._replicas.size == 1 and self._held_out is not None:
+            said.append(
+                "there is one replica alone: nothing can be compared, and all values stay as they are"
+            )
         if self._replicas.size > 1:
             own = self._sharing.own_gradients
             said += empty_signals(self._fan_out.axes, own_gradients=own, by_training_loss=by_training_loss)
@@ -467,37 +471,34 @@ class Ensemble:
     def _sync(self) -> SyncRecord:
         began = time.perf_counter()
         judged = self._horizon if self._window_is_over() else None
-        held_out = self._held_out
         # The probe comes before the mean: a replica that diverged is judged at its own points.
         probed = self._together(judged.measure) if judged is not None else []
-        compared = self._together(held_out.at_own) if held_out is not None else []
-        self._fan_out.stand_down()
-        divergence, odd = self._converge() if self._diverges else (self._undiverged, ())
-        compared += self._together(held_out.at_mean) if held_out is not None else []
+        divergence, odd, compared = self._come_together()
         own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row(), *compared]
         rows = self._replicas.gather([*own, *(judged.displacements() if judged is not None else ()), *probed])
         measured = self._check_steps(rows)
         losses = mean_losses([row[3:7] for row in rows])
-        rest = [row[len(own) :] for row in rows]
-        seen, level = judge([(row[7], row[8]) for row in rows]) if held_out is not None else ((), math.nan)
+        seen, level = judge([(row[7], row[8]) for row in rows]) if compared else ((), math.nan)
         seen = self._sharing.by_arm(seen)
-        predicted = (
-            predicted_distances(self._fan_out.multipliers, divergence.displacements)
-            if self._collinear
-            else tuple(math.nan for _ in rows)
-        )
+        predicted = tuple(math.nan for _ in rows)
+        if self._collinear:
+            predicted = predicted_distances(self._fan_out.multipliers, divergence.displacements)
+        doubts = self._find_doubts(losses, measured, predicted, divergence.rounding)
+        self._fan_out.stand_down()
         if judged is not None:
+            readings = [row[len(own) :] for row in rows]
             steered = by_horizon(
-                judged, self._learning_rates, self._fan_out.levels, self._steps, self._total_steps, rest
+                judged, self._learning_rates, self._fan_out.levels, self._steps, self._total_steps, readings
             )
             if judged.went_back:
                 self._converge.forget()
         else:
-            verdicts = seen if held_out is not None else self._sharing.by_arm(losses)
-            acts = self._steps >= self._control_after
+            verdicts = seen if compared else self._sharing.by_arm(losses)
+            # Nothing would be trained any more at the value that a regression moves to at the last step.
+            ended = self._regresses and self._steps == self._total_steps
+            acts = self._steps >= self._control_after and not ended
             steered = self._steering(self._fan_out.levels, verdicts, acts=acts)
         self._look_who_moved()
-        doubts = self._find_doubts(losses, measured, predicted, divergence.rounding)
         for kind, doubt in doubts.items():
             self._announcer.say_once(logging.WARNING, doubt, kind)
         events = [*odd, *steered.events]
@@ -520,6 +521,15 @@ class Ensemble:
         self._signal.reset()
         self._announcer.publish(record, events)
         return record
+
+    def _come_together(self) -> tuple[Measured, tuple[str, ...], list[float]]:
+        """Converge; how far apart the replicas were, what was odd, and the held-out loss before and after."""
+        held_out = self._held_out
+        compared = self._together(held_out.at_own) if held_out is not None else []
+        with self._fan_out.at_base():
+            divergence, odd = self._converge() if self._diverges else (self._undiverged, ())
+            compared += self._together(held_out.at_mean) if held_out is not None else []
+        return divergence, odd, compared
 
     def _check_steps(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
         """All ranks are at the same step of the same round; how far each was from the mean."""
@@ -546,6 +556,12 @@ class Ensemble:
                 "the replicas are at the same weights although each arm has gradients of its own: something "
                 "shares them, such as DistributedDataParallel over all ranks, or all have the same batches"
             )
+        for axis in self._fan_out.axes:
+            if axis.overwritten:
+                doubts[f"overwritten {axis.name}"] = (
+                    f"{axis.name} is written by somebody else as well, such as a schedule that cycles the "
+                    "momentum: what the controller finds does not last; turn that off, or do not explore it"
+                )
         return doubts
 
     def _together(self, measure: Callable[[], list[float]]) -> list[float]:

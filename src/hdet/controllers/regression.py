@@ -24,6 +24,8 @@ __all__ = [
 
 #: The noise of the losses changes slowly: it is pooled over about ten syncs.
 _NOISE_MEMORY = 0.9
+#: A round's own slope that is so many of its errors away from 0 is no noise.
+_CONTRADICTION = 3.0
 _SINGULAR = 1e-9
 _NUMBERS = ("spread", "narrowest", "widest", "information", "evidence", "information_squared")
 
@@ -181,18 +183,24 @@ class RegressionController:
         axes = list(state.axes)
         estimates = [Estimate(math.nan, math.nan, 0.0) for _ in offsets]
         for i, h in enumerate(explored):
-            axis = self._remember(axes[h], fitted.slopes[i], fitted.variances[i])
+            axis = self._remember(axes[h], fitted.slopes[i], fitted.variances[i], deviation)
             axes[h], estimates[h] = self._judge(axis, deviation)
         return RegressionDecision(replace(state, axes=tuple(axes)), tuple(estimates), left_out)
 
-    def _remember(self, axis: AxisState, slope: float, variance: float) -> AxisState:
-        """Pool a round's slope with those before, by precision and age."""
+    def _remember(self, axis: AxisState, slope: float, variance: float, deviation: float) -> AxisState:
+        """Pool a round's slope with those before, by precision and age.
+
+        What contradicts them beyond doubt is no noise: the value has passed its best, or what is best has
+        changed, and the rounds before are forgotten.
+        """
         weight = 1 / variance
+        beyond_doubt = abs(slope) >= _CONTRADICTION * deviation * math.sqrt(variance)
+        memory = 0.0 if beyond_doubt and slope * axis.evidence < 0 else self.memory
         return replace(
             axis,
-            information=self.memory * axis.information + weight,
-            evidence=self.memory * axis.evidence + weight * slope,
-            information_squared=self.memory**2 * axis.information_squared + weight,
+            information=memory * axis.information + weight,
+            evidence=memory * axis.evidence + weight * slope,
+            information_squared=memory**2 * axis.information_squared + weight,
             last=(slope, variance),
         )
 

@@ -82,6 +82,11 @@ class Axis(ABC):
     def shift(self, by: float) -> None:
         """Move the base along the coordinate, within its bounds. The base must stand in its places."""
 
+    @property
+    def overwritten(self) -> bool:
+        """Whether somebody else has written the base since it was moved last."""
+        return False
+
     def silence(self) -> None:  # noqa: B027 — most have nothing to silence
         """Turn a regulariser off until :meth:`restore` or :meth:`fan_out`: a probe measures without it."""
 
@@ -162,6 +167,8 @@ class ScalarAxis(Axis):
         #: The base while another value stands in the places, and that other value.
         self._base: float | None = None
         self._standing = 0.0
+        #: Where the base was put last; None before, and after a state was loaded.
+        self._moved_to: float | None = None
         self._check_start()
 
     def _check_start(self) -> None:
@@ -210,7 +217,14 @@ class ScalarAxis(Axis):
 
     def shift(self, by: float) -> None:
         self.restore()
-        self._write(self._scale.moved(self.base, by))
+        moved = self._scale.moved(self.base, by)
+        if moved != self.base:
+            self._write(moved)
+            self._moved_to = self.base
+
+    @property
+    def overwritten(self) -> bool:
+        return self._moved_to is not None and self.base != self._moved_to
 
     def close(self) -> None:
         self.restore()
@@ -237,6 +251,7 @@ class ScalarAxis(Axis):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.restore()
+        self._moved_to = None
         self.spread = state["spread"]
         self._write(state["base"])
 
