@@ -1,4 +1,4 @@
-"""Dropout, label smoothing and weight decay, found together: torchrun --nproc-per-node 4 examples/hyperparameters.py
+"""Three hyperparameters found together: torchrun --nproc-per-node 4 examples/hyperparameters.py
 
 Few samples, and a fifth of the labels wrong: without regularisation the model learns the mistakes by heart.
 """

@@ -257,3 +257,93 @@ def _error(values: Sequence[float]) -> float:
         return 0.0
     mean = sum(values) / n
     return math.sqrt(sum((x - mean) ** 2 for x in values) / (n - 1)) / math.sqrt(n)
+
+
+# ---------------------------------------------------------------------- the joint regression
+
+
+@dataclass
+class LeastSquares:
+    slopes: list[float]
+    variances: list[float]
+    residual: float
+    freedom: int
+
+
+def least_squares(columns: Sequence[Sequence[float]], losses: Sequence[float]) -> LeastSquares | None:
+    """L = c + Σ g·x by ``torch.linalg.lstsq``; None unless ones and columns are linearly independent."""
+    n, k = len(losses), len(columns)
+    if k == 0 or n < k + 1:
+        return None
+    y = torch.tensor(losses, dtype=torch.float64)
+    x = torch.tensor(columns, dtype=torch.float64).T
+    deviations = x - x.mean(0)
+    lengths = deviations.norm(dim=0)
+    if (lengths <= 1e-12 * x.abs().amax(0)).any():
+        return None
+    if int(torch.linalg.matrix_rank(deviations / lengths, tol=1e-5)) < k:
+        return None
+    a = torch.cat([torch.ones(n, 1, dtype=torch.float64), x], 1)
+    # The estimates are linear in the losses, g = P·L, so their variances are row sums of P².
+    p = torch.linalg.lstsq(a, torch.eye(n, dtype=torch.float64), driver="gelsd").solution
+    solution = torch.linalg.lstsq(a, y[:, None], driver="gelsd").solution[:, 0]
+    left = y - a @ solution
+    return LeastSquares(
+        slopes=solution[1:].tolist(),
+        variances=p.square().sum(1)[1:].tolist(),
+        residual=float(left.square().sum()),
+        freedom=n - k - 1,
+    )
+
+
+@dataclass
+class JointSettings:
+    memory: float
+    significance: float
+    full_step: float
+    noise_memory: float = 0.9
+    contradiction: float = 3.0
+
+
+def joint(fits: Sequence[LeastSquares], s: JointSettings) -> list[tuple[float, float, float]]:
+    """What is known after the last of the rounds: slope, error, and the move in units of the spread."""
+    known = []
+    for h in range(len(fits[0].slopes)):
+        slopes, variances = [f.slopes[h] for f in fits], [f.variances[h] for f in fits]
+        first = 0
+        for j in range(
+            1, len(fits)
+        ):  # a round that contradicts those before beyond doubt: they are forgotten
+            before = _pooled(slopes[first:j], variances[first:j], s.memory)[0]
+            doubt = s.contradiction * math.sqrt(_noise(fits[: j + 1], s.noise_memory) * variances[j])
+            if slopes[j] * before < 0 and abs(slopes[j]) >= doubt:
+                first = j
+        slope, variance = _pooled(slopes[first:], variances[first:], s.memory)
+        error = math.sqrt(_noise(fits, s.noise_memory) * variance)
+        move = 0.0
+        if error > 0 and abs(slope) / error >= s.significance:
+            move = -math.copysign(min(1.0, abs(slope) / error / s.full_step), slope)
+        known.append((slope, error, move))
+    return known
+
+
+def _pooled(slopes: Sequence[float], variances: Sequence[float], memory: float) -> tuple[float, float]:
+    """The mean by precision and age, and its variance in units of the noise."""
+    k = len(slopes) - 1
+    w = [memory ** (k - j) / v for j, v in enumerate(variances)]
+    slope = sum(a * g for a, g in zip(w, slopes, strict=True)) / sum(w)
+    return slope, sum(a * a * v for a, v in zip(w, variances, strict=True)) / sum(w) ** 2
+
+
+def _noise(fits: Sequence[LeastSquares], memory: float) -> float:
+    """Its variance, by age; without residuals, from slopes that differ from round to round."""
+    squares = freedom = 0.0
+    for j, f in enumerate(fits):
+        found, degrees = f.residual, f.freedom
+        if f.freedom == 0:
+            pairs = zip(f.slopes, f.variances, fits[j - 1].slopes, fits[j - 1].variances, strict=True)
+            found = sum((g - h) ** 2 / (v + u) for g, v, h, u in pairs) if j else 0.0
+            degrees = len(f.slopes) if j else 0
+        squares += memory ** (len(fits) - 1 - j) * found
+        freedom += memory ** (len(fits) - 1 - j) * degrees
+    return squares / freedom if freedom else math.nan

@@ -37,6 +37,7 @@ class Benchmark(str, Enum):
     step = "step"
     regret = "regret"
     autolr = "autolr"
+    hyperparameters = "hyperparameters"
 
 
 class Device(str, Enum):
@@ -132,7 +133,7 @@ def _known_workloads(names: str | None) -> str | None:
     return names
 
 
-# What the regret benchmark alone is asked: hundreds of runs, done in parts.
+# What only those benchmarks are asked that are made of hundreds of runs, done in parts.
 _Scale = Annotated[
     Scale | None, typer.Option(help="Of regret: the size of its tasks; that of the device if not given.")
 ]
@@ -142,28 +143,46 @@ _Workloads = Annotated[
         callback=_known_workloads, help="Of regret: names of tasks, between commas; all if not given."
     ),
 ]
-_Seeds = Annotated[int | None, typer.Option(min=1, help="Of regret: how many; 3 if not given.")]
+_Seeds = Annotated[
+    int | None, typer.Option(min=1, help="Of regret and hyperparameters: how many; 3 if not given.")
+]
 _Rows = Annotated[
     Path | None,
     typer.Option(
         dir_okay=False,
-        help="Of regret: the file of finished runs, which are not run again; runs/regret-SCALE-DEVICE.jsonl "
-        "if not given.",
+        help="Of regret and hyperparameters: the file of finished runs, which are not run again; "
+        "runs/regret-SCALE-DEVICE.jsonl or runs/hyperparameters.jsonl if not given.",
     ),
 ]
 _Processes = Annotated[
-    int | None, typer.Option(min=1, help="Of regret: runs at a time; one on each core if not given.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Of regret: runs at a time. Of hyperparameters: replicas. One on each core if not given.",
+    ),
 ]
 _Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Of regret: after so long start no further run, and end.")
+    float | None,
+    typer.Option(min=0, help="Of regret and hyperparameters: after so long start no further run, and end."),
 ]
 _Published = Annotated[
     bool, typer.Option("--published", help="Of regret: also the published controller, on four processes.")
 ]
 _Chart = Annotated[
     Path | None,
-    typer.Option(dir_okay=False, help="Of regret: the SVG file to write; beside the JSON if not given."),
+    typer.Option(
+        dir_okay=False,
+        help="Of regret and hyperparameters: the SVG file to write; beside the JSON if not given.",
+    ),
 ]
+
+
+_IN_PARTS = frozenset({"seeds", "rows", "processes", "minutes", "chart"})
+#: Which options a benchmark has beside those that all have.
+_TAKES = {
+    Benchmark.regret: _IN_PARTS | {"scale", "workloads", "with_published"},
+    Benchmark.hyperparameters: _IN_PARTS,
+}
 
 
 @app.command()
@@ -192,8 +211,10 @@ def bench(
     given |= {"scale": scale and scale.value, "workloads": workloads and workloads.split(",")}
     given |= {"with_published": published or None}
     options = {option: value for option, value in given.items() if value is not None}
-    if (options or chart) and name is not Benchmark.regret:
-        raise typer.BadParameter(f"only regret takes {', '.join(options) or 'chart'}, not {name.value}")
+    known = _TAKES.get(name, frozenset())
+    if refused := [option for option in (*options, *(["chart"] if chart else [])) if option not in known]:
+        who = " or ".join(other.value for other, takes in _TAKES.items() if takes >= set(refused))
+        raise typer.BadParameter(f"only {who} takes {', '.join(refused)}, not {name.value}")
     experiment = import_module(f"hdet.experiments.{name.value}")
     console = Console()
     with _plain_errors(), console.status(name.value) as status:

@@ -6,7 +6,8 @@ or moved to other memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -81,10 +82,12 @@ class Converge:
         averaged = {**now, **self._trained}
         self._trained = now
         weights = [local(p) for p in averaged.values()]
-        state = self._state(averaged.values()) if self._with_state else []
+        state: list[Tensor] = []
         buffers = list(self._model.buffers()) if self._model is not None else []
         if self._with_state:
-            self._compare([*weights, *state])
+            parameters = list(averaged.values())
+            self._compare(parameters)
+            state = [value for parameter in parameters for _, value in self._kept(parameter)]
         if (home := [weight.data_ptr() for weight in weights]) != self._home:
             self._home = home
             self._gauge = None
@@ -94,22 +97,26 @@ class Converge:
             self._mean_key = key
         return self._mean
 
-    def _state(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """Floating tensors that the optimizer keeps for each parameter; a counter of steps is none."""
+    def _kept(self, parameter: Tensor) -> list[tuple[str, Tensor]]:
+        """Floating tensors that the optimizer keeps for a parameter; a counter of steps is none."""
         return [
-            local(value)
-            for parameter in parameters
+            (name, local(value))
             for name, value in sorted(self._optimizer.state.get(parameter, {}).items())
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0 and name != "step"
         ]
 
-    def _compare(self, tensors: Sequence[Tensor]) -> None:
+    def _compare(self, parameters: Sequence[Tensor]) -> None:
         """On gradients of their own, one rank may have trained a layer, and keep state for it, alone."""
-        rows = self._replicas.gather([float(len(tensors)), float(sum(t.numel() for t in tensors))])
-        if any(row != rows[0] for row in rows):
-            counts = [int(row[0]) for row in rows]
+        kept = [
+            [(name, tuple(value.shape)) for name, value in self._kept(parameter)] for parameter in parameters
+        ]
+        digest = zlib.crc32(repr([tuple(p.shape) for p in parameters] + kept).encode())
+        having = sum(bool(names) for names in kept)
+        rows = self._replicas.gather([float(digest), float(len(parameters)), float(having)])
+        if any(row[0] != rows[0][0] for row in rows):
+            seen = ", ".join(f"rank {r} for {int(row[2])} of {int(row[1])}" for r, row in enumerate(rows))
             raise RuntimeError(
-                "converge: parameters and optimizer state must be the same kind on all ranks, got "
-                f"{counts} tensors of {[int(row[1]) for row in rows]} elements; some rank's gradient has not "
-                "reached all parameters: let every layer take part in every interval, or freeze it everywhere"
+                "converge: the optimizer must keep the same state for the same parameters on all ranks, and "
+                f"keeps it on {seen}; some rank's gradient has not reached all parameters: let every layer "
+                "take part in every interval, or freeze it everywhere"
             )

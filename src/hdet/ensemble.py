@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Protocol, SupportsFloat
@@ -125,6 +125,12 @@ class Ensemble:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"{caller}: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
+        if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
+            raise TypeError(
+                f"{caller}: explore must be a list of hyperparameters, got {type(explore).__name__}; write "
+                f"[{type(explore).__name__}(...)]"
+            )
+        explore = list(explore)
         if probe is not None and controller is None:
             controller = RegressionController()
         take_over(optimizer)
@@ -171,7 +177,7 @@ class Ensemble:
         self._total_steps = total_steps
         self._control_after = control_after
         self._sharing = Sharing(caller, gradients, self._replicas, model)
-        axes = bind(caller, explore, optimizer, learning_rate_alone=horizon is not None)
+        axes = self._bind(explore, learning_rate_alone=horizon is not None)
         try:
             self._set_up(axes, model, probe, controller, design, horizon, seed)
         except BaseException:
@@ -182,6 +188,24 @@ class Ensemble:
         self._attach()
         for doubt in self._doubts(model, by_training_loss=controller is not None and probe is None):
             self._announcer.say_once(logging.WARNING, doubt)
+
+    def _bind(self, explore: Sequence[Explorable], *, learning_rate_alone: bool) -> list[Axis]:
+        """What is not to be found on one rank is refused on all; all begin at the same values."""
+        axes: list[Axis] = []
+
+        def bind_here() -> list[float]:
+            axes.extend(bind(self._caller, explore, self._optimizer, learning_rate_alone=learning_rate_alone))
+            return []
+
+        try:
+            self._replicas.together(f"{self._caller}: binding what is explored", bind_here)
+            begin = {f"{axis.name} to begin with": repr(axis.base) for axis in axes}
+            self._replicas.agree(self._caller, begin)
+        except BaseException:
+            for axis in axes:
+                axis.close()
+            raise
+        return axes
 
     def _set_up(
         self,
@@ -197,7 +221,11 @@ class Ensemble:
         self._regresses = isinstance(controller, RegressionController)
         chosen = choose_design(self._caller, design, axes, sharing.arms, regresses=self._regresses)
         refuse_shared_places(self._caller, axes)
-        self._fan_out = FanOut(axes, arms=sharing.arms, arm=sharing.arm, design=chosen, seed=seed)
+        # Round 0 of the paper deals everything alike, which a regression could not take apart.
+        first = 1 if self._regresses else 0
+        self._fan_out = FanOut(
+            axes, arms=sharing.arms, arm=sharing.arm, design=chosen, seed=seed, first_round=first
+        )
         self._steering = Steering(controller, axes)
         self._held_out = None if probe is None else HeldOut(probe, self._fan_out)
         self._needs_loss = controller is not None and probe is None
@@ -225,7 +253,7 @@ class Ensemble:
 
     def _doubts(self, model: nn.Module | None, *, by_training_loss: bool) -> list[str]:
         """What a user should know before training begins. A collective where gradients are not shared."""
-        said = [self._sharing.doubt_start(self._optimizer)]
+        said = [self._sharing.doubt_start(self._optimizer), *(axis.doubt for axis in self._fan_out.axes)]
         if self._replicas.size == 1 and self._held_out is not None:
             said.append(
                 "there is one replica alone: nothing can be compared, and all values stay as they are"
@@ -348,15 +376,20 @@ class Ensemble:
 
     def detach(self) -> None:
         """Remove the fan-out; what remains are the base values."""
-        self._fan_out.close()
         for handle in self._handles:
             handle.remove()
+        self._fan_out.close()
 
     def __enter__(self) -> Ensemble:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.detach()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.detach()
+        except Exception as error:
+            if kind is None:
+                raise
+            self._announcer.say(logging.ERROR, f"on the way out: {error}")  # and not instead of its cause
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and strings. Save it beside the weights, at a sync or after :meth:`converge`:
@@ -380,10 +413,13 @@ class Ensemble:
         """Take up where :meth:`state_dict` left off. The losses of an unfinished interval are one rank's own:
         they count if every rank resumes from its own state, and for none if all resume from one rank's."""
         axes = self._fan_out.axes
-        if len(state["explored"]) != len(axes):
+        names = [axis.name for axis in axes]
+        saved_names = [saved.get("name", name) for saved, name in zip(state["explored"], names, strict=False)]
+        if len(state["explored"]) != len(axes) or saved_names != names:
             raise ValueError(
                 f"{self._caller}.load_state_dict: the state has {len(state['explored'])} explored "
-                f"hyperparameters, this run {len(axes)}; use the parameter groups it was saved with"
+                f"hyperparameters ({', '.join(saved_names)}), this run {len(axes)} ({', '.join(names)}); use "
+                "the parameter groups, and the list, it was saved with"
             )
         self._steps = state["steps"]
         self._round = state["round"]

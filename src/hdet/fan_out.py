@@ -33,24 +33,40 @@ class FanOut:
         arm: this replica's.
         design: how levels are dealt.
         seed: of the deal.
+        first_round: the number of the design's round that is dealt first.
     """
 
-    def __init__(self, axes: Sequence[Axis], *, arms: int, arm: int, design: Design, seed: int) -> None:
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        *,
+        arms: int,
+        arm: int,
+        design: Design,
+        seed: int,
+        first_round: int = 0,
+    ) -> None:
+        self._first_round = first_round
         self.axes = list(axes)
         self.learning_rates = [axis for axis in axes if isinstance(axis, GroupLearningRate)]
         self.seed = seed
         self._arms = arms
         self._arm = arm
         self._deal = _DEAL[design]
-        self._up = False
+        self._up = self._closed = False
         #: The level of every arm, for each axis.
         self.levels: list[tuple[float, ...]] = []
 
     def assign(self, round: int, *, explore: bool = True) -> None:
         """Deal the levels of a round; without ``explore`` everybody has the base values."""
         self.stand_down()
+        explore = explore and not self._closed
         spread_out = [axis.name for axis in self.axes if explore and axis.spread > 0]
-        dealt = self._deal(self._arms, spread_out, seed=self.seed, round=round) if spread_out else []
+        dealt = (
+            self._deal(self._arms, spread_out, seed=self.seed, round=round + self._first_round)
+            if spread_out
+            else []
+        )
         by_name = dict(zip(spread_out, dealt, strict=True))
         nobody = (0.0,) * self._arms
         self.levels = [by_name.get(axis.name, nobody) for axis in self.axes]
@@ -109,10 +125,17 @@ class FanOut:
                 self._stand_up()
 
     def close(self) -> None:
-        """For good: the base values stay."""
-        for axis in self.axes:
-            axis.close()
+        """For good: the base values stay. One that cannot be written keeps none of the others."""
+        self._closed = True
         self._in_step = self._throughout = []
+        failures = []
+        for axis in self.axes:
+            try:
+                axis.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _stand_up(self) -> None:
         for axis, level in self._throughout:
@@ -125,10 +148,11 @@ def bind(
 ) -> list[Axis]:
     """The explored scalars in their places, each under a name of its own."""
     for item in explore:
-        if not isinstance(item, Explorable):
+        if isinstance(item, type) or not isinstance(item, Explorable):
+            got = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
             raise TypeError(
                 f"{caller}: explore must be a list of hyperparameters such as hdet.WeightDecay(), got "
-                f"{type(item).__name__}; wrap any other scalar in hdet.Hyperparameter"
+                f"{got}; wrap any other scalar in hdet.Hyperparameter"
             )
     axes: list[Axis] = []
     try:
@@ -165,8 +189,11 @@ def choose_design(
             f"apart, got {len(explored)} ({', '.join(explored)}); explore fewer, or use more replicas or arms"
         )
     if asked == "orthogonal":
-        hadamard(arms)
-        orthogonal(arms, explored, seed=0, round=0)
+        try:
+            hadamard(arms)
+            orthogonal(arms, explored, seed=0, round=0)
+        except ValueError as error:
+            raise ValueError(f"{caller}: {error}") from error
         return asked
     if asked is None and regresses and arms >= 4 and _exists(arms):
         return "orthogonal"

@@ -56,7 +56,8 @@ class Sharing:
         self.arms = replicas.size // self.together
         self.arm = replicas.rank // self.together
         if replicas.size > 1 and model is not None:
-            refuse_wiring(caller, model, among)
+            members = gradients.members if isinstance(gradients, Arms) else None
+            refuse_wiring(caller, model, among, members)
 
     def by_arm(self, values: Sequence[float]) -> tuple[float, ...]:
         """The mean of every arm's ranks: they are one replica, measured several times."""
@@ -104,7 +105,9 @@ def empty_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss
 @torch.no_grad()
 def _sample(optimizer: Optimizer) -> list[float]:
     """A few weights of evenly spaced tensors, the same ones on every rank."""
-    weights: list[Tensor] = [local(p).detach() for group in trained_parameters(optimizer) for p in group]
+    every: list[Tensor] = [local(p).detach() for group in trained_parameters(optimizer) for p in group]
+    # Scales and biases begin alike whatever the seed: matrices tell.
+    weights = [weight for weight in every if weight.dim() > 1] or every
     chosen = [w.reshape(-1)[:4].float().cpu() for w in weights[:: max(1, len(weights) // 16)] if w.numel()]
     values: list[float] = torch.cat(chosen).tolist() if chosen else [0.0]
     return values[:_SAMPLED]

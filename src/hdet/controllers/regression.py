@@ -9,6 +9,7 @@ trusted: nothing moves that is not significant, and the spread becomes as wide a
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,10 @@ __all__ = [
 _NOISE_MEMORY = 0.9
 #: A round's own slope that is so many of its errors away from 0 is no noise.
 _CONTRADICTION = 3.0
+#: A loss so many times further above the middle than is usual is that of a replica that has diverged.
+_DIVERGED = 30.0
+#: The square of a larger loss is no float any more.
+_TOO_LARGE = 1e150
 _SINGULAR = 1e-9
 _NUMBERS = ("spread", "narrowest", "widest", "information", "evidence", "information_squared")
 
@@ -117,7 +122,8 @@ class RegressionController:
 
     With t = slope / standard error, pooled over past rounds: below ``significance`` nothing moves, and the
     spread widens; else the base moves by ``spread · min(1, |t| / full_step)``. Where a significant slope has
-    turned its sign the value sought lies between: the spread narrows, and never again becomes as wide.
+    turned its sign the value sought lies between: the spread narrows, and stays within what it was there.
+    A replica whose loss stands far above all others has diverged, and has no vote.
 
     Args:
         memory: φ in [0, 1), the weight of a round against the one after it.
@@ -170,16 +176,16 @@ class RegressionController:
         self, state: RegressionState, *, losses: Sequence[float], offsets: Sequence[Sequence[float]]
     ) -> RegressionDecision:
         """One sync: replica r ran ``offsets[h][r]`` away from each base and came to ``losses[r]``."""
-        voters = [r for r, loss in enumerate(losses) if math.isfinite(loss)]
+        voters = _voters(losses, _deviation(state))
         left_out = tuple(r for r in range(len(losses)) if r not in voters)
-        explored = [h for h, column in enumerate(offsets) if len({column[r] for r in voters}) > 1]
+        explored = [h for h, column in enumerate(offsets) if len(set(column)) > 1]
         fitted = fit([[offsets[h][r] for r in voters] for h in explored], [losses[r] for r in voters])
         if fitted is None:
             unknown = tuple(Estimate(math.nan, math.nan, 0.0) for _ in offsets)
-            why = f"the values of {len(voters)} replicas do not tell {len(explored)} hyperparameters apart"
+            why = f"{len(voters)} replicas do not tell {len(explored)} hyperparameters apart: nothing moves"
             return RegressionDecision(state, unknown, left_out, why if explored else "")
         state = _with_noise(state, fitted, explored)
-        deviation = math.sqrt(state.noise / state.freedom) if state.freedom > 0 else math.nan
+        deviation = _deviation(state)
         axes = list(state.axes)
         estimates = [Estimate(math.nan, math.nan, 0.0) for _ in offsets]
         for i, h in enumerate(explored):
@@ -230,13 +236,14 @@ def fit(columns: Sequence[Sequence[float]], losses: Sequence[float]) -> Fit | No
     ((1.0, 2.5), 1)
     """
     count = len(losses)
-    if not columns or count < len(columns) + 1:
+    if not columns or count < len(columns) + 1 or max(map(abs, losses)) > _TOO_LARGE:
         return None
     target = _centred(losses)
     centred = [_centred(column) for column in columns]
     norms = [math.sqrt(_dot(column, column)) for column in centred]
-    if min(norms) == 0:
-        return None
+    sizes = [max(map(abs, column)) for column in columns]
+    if any(norm <= _SINGULAR * size for norm, size in zip(norms, sizes, strict=True)):
+        return None  # constant, but for rounding
     # Columns of unit length, so that what is singular does not depend on units.
     unit = [[x / norm for x in column] for column, norm in zip(centred, norms, strict=True)]
     inverse = _inverse([[_dot(a, b) for b in unit] for a in unit])
@@ -254,6 +261,26 @@ def fit(columns: Sequence[Sequence[float]], losses: Sequence[float]) -> Fit | No
         residual=_dot(left, left),
         freedom=count - 1 - len(columns),
     )
+
+
+def _voters(losses: Sequence[float], deviation: float) -> list[int]:
+    """Replicas with a finite loss that is not out of all proportion to the others' and to the noise.
+
+    >>> _voters([1.0, 1.1, 0.9, 1e6, math.inf], deviation=0.1)
+    [0, 1, 2]
+    """
+    finite = [r for r, loss in enumerate(losses) if math.isfinite(loss)]
+    if not finite:
+        return []
+    middle = statistics.median(losses[r] for r in finite)
+    usual = statistics.median(abs(losses[r] - middle) for r in finite)
+    limit = max(_DIVERGED * usual, 0.0 if math.isnan(deviation) else _DIVERGED * deviation, abs(middle))
+    return [r for r in finite if losses[r] - middle <= limit]
+
+
+def _deviation(state: RegressionState) -> float:
+    """The standard deviation of a replica's loss; NaN while nothing is known of it."""
+    return math.sqrt(state.noise / state.freedom) if state.freedom > 0 else math.nan
 
 
 def _with_noise(state: RegressionState, fitted: Fit, explored: Sequence[int]) -> RegressionState:

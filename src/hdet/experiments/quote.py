@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hdet.experiments import hyperparameters_analysis
 from hdet.experiments.regret_analysis import grid, misled
 
 __all__ = ["DOCUMENTS", "fill"]
@@ -90,7 +91,6 @@ def _autolr(result: dict[str, Any]) -> str:
 
 def _regret(result: dict[str, Any]) -> str:
     headings, rows = grid(result, lambda text: f"**{text}**")
-    lines = [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
     notes = [
         "Normalised regret of the final held-out loss in %: 0 is the tuned sweep, 100 the untrained model. "
         "**Bold**: the best of those that ask for no learning rate."
@@ -109,7 +109,25 @@ def _regret(result: dict[str, Any]) -> str:
         )
     if result["missing_runs"]:
         notes.append(f"{result['missing_runs']} runs are still missing.")
-    return "\n".join([*lines, "", " ".join([*notes, *result["caveats"]])])
+    return "\n".join([_markdown(headings, rows), "", " ".join([*notes, *result["caveats"]])])
+
+
+def _hyperparameters(result: dict[str, Any]) -> str:
+    parts = [_markdown(*hyperparameters_analysis.grid(result))]
+    notes = [
+        "`recovered` is (wrong − HDET)/(wrong − best) of the final held-out loss, seed by seed: 0 is to stay "
+        "at the start, 100 the best value of the grid from the first step on."
+    ]
+    if result["four"]:
+        parts.append(_markdown(*hyperparameters_analysis.together(result)))
+        notes.append("The values beside four at once are those that the first seed ended with.")
+    if result["missing_runs"]:
+        notes.append(f"{result['missing_runs']} runs are still missing.")
+    return "\n\n".join([*parts, " ".join([*notes, *result["caveats"]])])
+
+
+def _markdown(headings: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows))
 
 
 def _source(result: dict[str, Any]) -> str:
@@ -119,10 +137,16 @@ def _source(result: dict[str, Any]) -> str:
     return f"`{result['command']}`, {where}, torch {about['torch']}, {about['date'][:10]}; {kind}."
 
 
-_RENDER = {"converge": _converge, "step": _step, "regret": _regret, "autolr": _autolr}
+_RENDER = {
+    "converge": _converge,
+    "step": _step,
+    "regret": _regret,
+    "autolr": _autolr,
+    "hyperparameters": _hyperparameters,
+}
 _STATISTIC = {
     "autolr": "whole runs in the order A B B A",
-    "regret": "means over seeds ± half of the 95 % confidence interval",
+    **dict.fromkeys(("regret", "hyperparameters"), "means over seeds ± half of the 95 % confidence interval"),
 }
 
 

@@ -29,6 +29,7 @@ from hdet.experiments.regret_analysis import LOOKED_AT, analyse, grid, misled
 from hdet.experiments.regret_arms import RANKS, execute, execute_published, failure, prepare
 from hdet.experiments.regret_chart import chart
 from hdet.experiments.regret_plan import Plan, Row, Rows, Run, planned, published
+from hdet.experiments.rows import environment, six_digits
 from hdet.replicas.launch import LocalProcesses, ReplicaError
 from hdet.workloads import WORKLOADS, newsfeed
 
@@ -174,7 +175,7 @@ def _checked(workloads: Sequence[str] | None) -> tuple[str, ...]:
 def _workers(device: str, processes: int, say: Say) -> Iterator[Executor]:
     """Processes of one thread each; on a GPU they share it at the same time, if they can."""
     with ExitStack() as stack:
-        stack.enter_context(_environment({"OMP_NUM_THREADS": "1"}))
+        stack.enter_context(environment({"OMP_NUM_THREADS": "1"}))
         if torch.device(device).type == "cuda":
             stack.enter_context(_shared_gpu(say))
         pool = ProcessPoolExecutor(
@@ -187,27 +188,12 @@ def _workers(device: str, processes: int, say: Say) -> Iterator[Executor]:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that processes started within inherit."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
 def _shared_gpu(say: Say) -> Iterator[None]:
     """Kernels of different processes overlap under NVIDIA's multi-process service; else they take turns."""
     kept = tempfile.TemporaryDirectory(prefix="hdet-mps-", ignore_cleanup_errors=True)
     with kept as folder, ExitStack() as stack:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        with _environment(places):
+        with environment(places):
             trouble = _command([_MPS, "-d"])
             if not trouble:
                 stack.callback(_command, [_MPS], "quit\n", environment={**os.environ})
@@ -217,7 +203,7 @@ def _shared_gpu(say: Say) -> Iterator[None]:
             stack.close()
             say(f"without the multi-process service: {trouble}")
         else:
-            stack.enter_context(_environment(places))
+            stack.enter_context(environment(places))
             say("with the multi-process service")
         yield
 
@@ -267,7 +253,7 @@ def _result(plan: Plan, done: Rows, about: dict[str, Any]) -> dict[str, Any]:
         "caveats": [text for name, text in _CAVEATS.items() if name in plan.workloads],
         "missing_runs": missing,
         "failed": failed,
-        "runs": {"header": list(_HEADER), "rows": _six_digits(kept)},
+        "runs": {"header": list(_HEADER), "rows": six_digits(kept)},
     }
     return recomputed(result)
 
@@ -281,13 +267,6 @@ def recomputed(result: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = machine.rounded(analyse(rows, result["failed"]))
     runs = result["runs"]
     return {**{name: value for name, value in result.items() if name != "runs"}, **found, "runs": runs}
-
-
-def _six_digits(value: Any) -> Any:
-    """As :func:`hdet.experiments.machine.rounded`, finer: regrets are small differences of losses."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    return [_six_digits(item) for item in value] if isinstance(value, list) else value
 
 
 def table(result: dict[str, Any]) -> Group:

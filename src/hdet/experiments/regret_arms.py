@@ -27,6 +27,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
 from hdet.experiments.regret_plan import DEFAULT_LR, Row, Run
+from hdet.experiments.rows import failure
 from hdet.one_cycle import OneCycleAutoLR
 from hdet.probe import Probe
 from hdet.workloads import WORKLOADS, Batch, Workload
@@ -74,11 +75,6 @@ def execute(run: Run) -> Row:
             return _execute(run)
     except Exception as error:
         return failure(run, error)
-
-
-def failure(run: Run, error: Exception) -> Row:
-    """What is written down of a run that raised."""
-    return {**asdict(run), "error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def _execute(run: Run) -> Row:

@@ -7,17 +7,15 @@ its learning rates wait for their other seeds until all else is done.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+
+from hdet.experiments.rows import KeptRows, Row
 
 __all__ = ["OPTIMIZERS", "Plan", "Row", "Rows", "Run", "loss_of", "next_half_decade", "planned", "run_of"]
-
-Row = dict[str, Any]
 
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("wsd", "onecycle")
@@ -222,46 +220,8 @@ def _losses(
     return losses
 
 
-class Rows:
-    """The results so far, one JSON line each; without a path they are kept in memory alone.
-
-    A run that raised is kept as well, but counts as not finished: started again, the benchmark tries anew.
-    A last line that was torn, by whatever ended the last process, is cut off.
-    """
+class Rows(KeptRows[Run]):
+    """The results so far of this benchmark's runs."""
 
     def __init__(self, path: Path | None) -> None:
-        self.finished: dict[Run, Row] = {}
-        self.failed: dict[Run, Row] = {}
-        self._path = path
-        if path is not None and path.exists():
-            self._read(path)
-
-    def add(self, row: Row) -> None:
-        """Remember a result, on disk before anything else happens."""
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._sort_in(row)
-
-    def _read(self, path: Path) -> None:
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            with path.open("r+b") as file:
-                file.truncate(whole)
-        for number, line in enumerate(content[:whole].decode().splitlines(), 1):
-            try:
-                self._sort_in(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{path}: line {number}: expected the result of a run, got {line[:80]!r}; remove the line"
-                ) from error
-
-    def _sort_in(self, row: Row) -> None:
-        run = run_of(row)
-        if row.get("error"):
-            self.failed[run] = row
-        else:
-            self.failed.pop(run, None)
-            self.finished[run] = row
+        super().__init__(path, run_of)

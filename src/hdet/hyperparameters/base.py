@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from torch.optim import Optimizer
@@ -56,11 +57,17 @@ class Axis(ABC):
     needs_own_gradients = False
     #: Whether it makes the optimizer's state differ although the gradient is shared.
     bends_state = False
+    #: What a user should know before training begins, if anything.
+    doubt = ""
 
     @property
     @abstractmethod
     def base(self) -> float:
         """The value that all replicas share."""
+
+    def readings(self) -> tuple[float, ...]:
+        """What stands in its places now."""
+        return (self.base,)
 
     @abstractmethod
     def values(self, levels: Sequence[float]) -> tuple[float, ...]:
@@ -114,6 +121,8 @@ class Place:
         """The value, if it is one."""
         value: Any = self._read()
         try:
+            if isinstance(value, (str, bytes)):
+                raise TypeError("text is no number")
             number = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
@@ -134,6 +143,7 @@ class ScalarAxis(Axis):
         scale: its coordinate and bounds.
         spread: in units of the coordinate.
         off: the value without effect, for a regulariser.
+        doubt: what a user should know before training begins.
         acts_in_step: the optimizer reads it, nobody else.
         needs_own_gradients: it acts through the gradient alone.
         bends_state: it makes the optimizer's state differ.
@@ -148,6 +158,7 @@ class ScalarAxis(Axis):
         spread: float,
         *,
         off: float | None = None,
+        doubt: str = "",
         acts_in_step: bool = False,
         needs_own_gradients: bool = False,
         bends_state: bool = False,
@@ -157,7 +168,10 @@ class ScalarAxis(Axis):
         self.name = name
         self.spread = spread
         self.acts_in_step = acts_in_step
+        self.doubt = doubt
         self.regulariser = off is not None
+        if off is not None and not math.isfinite(off):
+            raise ValueError(f"{name}: off must be a finite number, got {off!r}")
         self.needs_own_gradients = needs_own_gradients
         self.bends_state = bends_state
         self._places = list(places)
@@ -166,7 +180,7 @@ class ScalarAxis(Axis):
         self._on_close = on_close
         #: The base while another value stands in the places, and that other value.
         self._base: float | None = None
-        self._standing = 0.0
+        self._standing: list[float] = []
         #: Where the base was put last; None before, and after a state was loaded.
         self._moved_to: float | None = None
         self._check_start()
@@ -209,11 +223,11 @@ class ScalarAxis(Axis):
     def restore(self) -> None:
         if self._base is None:
             return
+        base, self._base = self._base, None
         # Somebody else may have written there since: then that is the base.
-        for place in self._places:
-            if place.read(self.name) == self._standing:
-                place.write(self._base)
-        self._base = None
+        for place, standing in zip(self._places, self._standing, strict=True):
+            if place.read(self.name) == standing:
+                place.write(base)
 
     def shift(self, by: float) -> None:
         self.restore()
@@ -235,33 +249,47 @@ class ScalarAxis(Axis):
         """Let a value near the base stand, and see that it is read back; :meth:`restore` ends it."""
         base = self.base
         step = max(self.spread, 0.1) / 2
-        nearby = self._scale.moved(base, step)
-        self._let_stand(nearby if nearby != base else self._scale.moved(base, -step))
+        # Away from the nearer bound: at one, a step towards it leads nowhere.
+        tried = max(
+            (self._scale.moved(base, by) for by in (step, -step)),
+            key=lambda value: abs(self._scale.offset(base, value)),
+        )
+        self._let_stand(tried)
         if any(place.read(self.name) == base for place in self._places):
-            tried = nearby if nearby != base else self._scale.moved(base, -step)
-            self._base = None
+            self.restore()
             self._write(base)
             raise ValueError(
                 f"{caller}: {self.name}: what is written must be read back, wrote {tried:g} and read "
                 f"{base:g} as before; check read and write, and that nothing puts the value back"
             )
 
+    def readings(self) -> tuple[float, ...]:
+        return tuple(place.read(self.name) for place in self._places)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"base": self.base, "spread": self.spread}
+        return {"name": self.name, "base": self.base, "spread": self.spread}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.restore()
         self._moved_to = None
         self.spread = state["spread"]
-        self._write(state["base"])
+        self._write(self._scale.clip(state["base"]))
 
     def _let_stand(self, value: float) -> None:
         self.restore()
         base = self.base
-        if value != base:
+        if value == base:
+            return
+        try:
             self._write(value)
             # A place may round what it is given, as a float32 tensor does.
-            self._base, self._standing = base, self._places[0].read(self.name)
+            self._standing = [place.read(self.name) for place in self._places]
+        except BaseException:
+            for place in self._places:
+                with suppress(Exception):
+                    place.write(base)
+            raise
+        self._base = base
 
     def _write(self, value: float) -> None:
         for place in self._places:
@@ -297,7 +325,9 @@ def check_bounds(
 ) -> tuple[float, float]:
     """Two numbers, the lower one first, within what the hyperparameter can be."""
     try:
-        low, high = map(float, bounds)  # type: ignore[call-overload]
+        low, high = math.nan, math.nan
+        if not isinstance(bounds, (str, bytes)):
+            low, high = map(float, bounds)  # type: ignore[call-overload]
     except (TypeError, ValueError):
         low, high = math.nan, math.nan
     if not (
@@ -323,17 +353,18 @@ def refuse_shared_places(caller: str, axes: Sequence[Axis]) -> None:
     for axis in axes:
         if not isinstance(axis, ScalarAxis):
             continue  # a learning rate: whoever writes there as well is found by their own trial
-        before = [other.base for other in axes]
+        before = [other.readings() for other in axes]
         axis.try_another_value(caller)
         try:
-            after = [other.base for other in axes]
+            after = [other.readings() for other in axes]
         finally:
             axis.restore()
         for other, was, now in zip(axes, before, after, strict=True):
             if other is not axis and was != now:
                 raise ValueError(
                     f"{caller}: two hyperparameters must not write to one place, got {axis.name} and "
-                    f"{other.name}: writing the one changed the other from {was:g} to {now:g}; leave one out"
+                    f"{other.name}: writing the one changed the other from {was[0]:g} to {now[0]:g}; leave "
+                    "one out"
                 )
 
 

@@ -32,7 +32,8 @@ class LearningRate:
 
     def __post_init__(self) -> None:
         for spread in self.spread if isinstance(self.spread, Sequence) else [self.spread]:
-            if not 0 <= spread < 1:
+            numeric = isinstance(spread, (int, float)) and not isinstance(spread, bool)
+            if not (numeric and 0 <= spread < 1):
                 raise ValueError(
                     f"LearningRate: spread (ensemble_lr_spread_ratio, α) must be in [0, 1), got {spread!r}"
                 )
@@ -159,6 +160,7 @@ class GroupLearningRate(Axis):
     def state_dict(self) -> dict[str, Any]:
         kept = self._schedule_value
         return {
+            "name": self.name,
             "spread": self.spread,
             "factor": self.factor,
             "held_at": self._held_at,

@@ -6,7 +6,6 @@ It acts through the gradient alone: replicas that share theirs never come to dif
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,6 @@ from hdet.hyperparameters.base import Place, ScalarAxis, check_bounds
 from hdet.hyperparameters.scales import LogScale
 
 __all__ = ["Dropout", "LabelSmoothing", "Temperature"]
-
-logger = logging.getLogger("hdet")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,15 +60,17 @@ class Dropout:
 
         kind = "dropout layers" if self.attribute is None else f"attribute {self.attribute!r}"
         places = _find("Dropout", self.model, self.layers, attribute_of, kind)
+        doubt = ""
         if _is_compiled(self.model):
-            logger.warning(
-                "Dropout: the model is compiled: each new probability compiles it anew, and after "
-                "torch._dynamo.config.recompile_limit = %d of them torch runs it uncompiled. Raise that "
-                "limit, or leave dropout out of what is compiled",
-                torch._dynamo.config.recompile_limit,
+            doubt = (
+                f"{self.name}: the model is compiled: each new probability compiles it anew, and after "
+                f"torch._dynamo.config.recompile_limit = {torch._dynamo.config.recompile_limit} of them "
+                "torch runs it uncompiled. Raise that limit, or leave dropout out of what is compiled"
             )
         scale = LogScale(low, high, unit=0.1)
-        return [ScalarAxis(self.name, places, scale, self.spread, off=0.0, needs_own_gradients=True)]
+        return [
+            ScalarAxis(self.name, places, scale, self.spread, off=0.0, doubt=doubt, needs_own_gradients=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +101,7 @@ class LabelSmoothing:
                 f"{type(self.criterion).__name__}; use nn.CrossEntropyLoss, or an object of your own whose "
                 "label_smoothing the loss reads"
             )
-        places = [_place(self.criterion, "label_smoothing")]
+        places = [_place("LabelSmoothing", self.criterion, "label_smoothing")]
         scale = LogScale(low, high, unit=0.02)
         return [ScalarAxis(self.name, places, scale, self.spread, off=0.0, needs_own_gradients=True)]
 
@@ -160,19 +159,27 @@ def _find(
             f"{caller}: the model must have {kind}, got {type(model).__name__} without; "
             f"name the attribute that holds the value: {caller}(model, attribute=...)"
         )
+    if isinstance(layers, str):
+        raise TypeError(f"{caller}: layers must be a list of names, got {layers!r}; write [{layers!r}]")
     chosen = list(modules) if layers is None else list(layers)
     unknown = [name for name in chosen if name not in modules]
     if unknown or not chosen:
         raise ValueError(f"{caller}: layers must be some of {', '.join(map(repr, modules))}, got {chosen!r}")
-    return [_place(modules[name], str(attribute_of(modules[name]))) for name in chosen]
+    return [_place(caller, modules[name], str(attribute_of(modules[name]))) for name in chosen]
 
 
-def _place(owner: Any, attribute: str) -> Place:
+def _place(caller: str, owner: Any, attribute: str) -> Place:
     held = getattr(owner, attribute)
+    where = f"{type(owner).__name__}.{attribute}"
     if isinstance(held, nn.Parameter) and held.requires_grad:
         raise TypeError(
-            f"{type(owner).__name__}.{attribute}: a hyperparameter must not be trained, got an nn.Parameter "
-            "that is; register it as a buffer"
+            f"{caller}: {attribute} must not be trained, got an nn.Parameter in {type(owner).__name__} that "
+            "is; register it as a buffer"
+        )
+    if isinstance(getattr(type(owner), attribute, None), property):
+        raise TypeError(
+            f"{caller}: the attribute must be one that can be written, got {where}, a property; name the "
+            "attribute it is computed from"
         )
 
     @torch.no_grad()

@@ -72,21 +72,22 @@ class Momentum:
 
     Args:
         spread: the replicas' 1 − β lie between (1 − base)·e^−spread and (1 − base)·e^spread.
-        bounds: values never leave them.
+        bounds: values never leave them. Without momentum SGD keeps no buffer, which could then not be
+            averaged: start above 0.
         groups: which parameter groups; all that have it by default.
         each: one hyperparameter for every group, instead of one for all; ``spread`` may then be a list.
     """
 
     spread: float | Sequence[float] = 0.5
-    bounds: tuple[float, float] = (0.0, _HIGHEST_MOMENTUM)
+    bounds: tuple[float, float] = (0.01, _HIGHEST_MOMENTUM)
     groups: Sequence[int] | None = None
     each: bool = False
 
     def bind(self, optimizer: Optimizer) -> list[ScalarAxis]:
         """One axis, or one for each group."""
         if any("betas" in group for group in optimizer.param_groups):
-            return Betas(1, self.spread, self.bounds, self.groups, self.each).bind(optimizer)
-        low, high = check_bounds("Momentum", self.bounds, least=0.0, below=1.0)
+            return Betas(1, self.spread, self.bounds, self.groups, self.each).bind(optimizer, "Momentum")
+        low, high = check_bounds("Momentum", self.bounds, above=0.0, below=1.0)
         chosen = _choose("Momentum", optimizer, "momentum", self.groups)
         scale = LogScale(low, high, mirrored=True)
         return _axes(
@@ -119,10 +120,10 @@ class Betas:
     groups: Sequence[int] | None = None
     each: bool = False
 
-    def bind(self, optimizer: Optimizer) -> list[ScalarAxis]:
-        """One axis, or one for each group."""
-        low, high = check_bounds("Betas", self.bounds, least=0.0, below=1.0)
-        chosen = _choose("Betas", optimizer, "betas", self.groups)
+    def bind(self, optimizer: Optimizer, caller: str = "Betas") -> list[ScalarAxis]:
+        """One axis, or one for each group; ``caller`` is what errors begin with."""
+        low, high = check_bounds(caller, self.bounds, least=0.0, below=1.0)
+        chosen = _choose(caller, optimizer, "betas", self.groups)
         count = min(len(optimizer.param_groups[i]["betas"]) for i in chosen)
         if self.which not in range(1, count + 1):
             raise ValueError(f"Betas: which must be in 1…{count}, got {self.which!r}")
@@ -252,6 +253,10 @@ def _choose(name: str, optimizer: Optimizer, key: str, groups: Sequence[int] | N
         )
     if groups is None:
         return having
+    if not isinstance(groups, Sequence):
+        raise TypeError(
+            f"{name}: groups must be some of {having}, in a list, got {groups!r}; write [{groups!r}]"
+        )
     wrong = [i for i in groups if i not in having]
     if wrong or not groups:
         raise ValueError(

@@ -8,9 +8,12 @@ values stay. Everything here is pure.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 __all__ = ["LinearScale", "LogScale", "Scale"]
+
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,9 @@ class Scale:
         return coordinate
 
     def clip(self, value: float) -> float:
-        """The nearest value within the bounds."""
-        return min(max(value, self.lowest), self.highest)
+        """The nearest finite value within the bounds."""
+        largest = sys.float_info.max
+        return min(max(value, self.lowest, -largest), self.highest, largest)
 
     def moved(self, value: float, by: float) -> float:
         """The value that lies ``by`` further along the coordinate, within the bounds.
@@ -44,17 +48,19 @@ class Scale:
         if by == 0:
             return self.clip(value)
         try:
-            return self.clip(self.value(self.coordinate(value) + by))
+            # Somebody else may have written what the coordinate is not defined for.
+            return self.clip(self.value(self.coordinate(self.clip(value)) + by))
         except OverflowError:
-            return self.highest if by > 0 else self.lowest
+            return self.clip(math.inf if by > 0 else -math.inf)
 
     def offset(self, start: float, end: float) -> float:
         """How far ``end`` lies from ``start`` along the coordinate."""
-        return self.coordinate(end) - self.coordinate(start)
+        return self.coordinate(self.clip(end)) - self.coordinate(self.clip(start))
 
     def contains(self, value: float) -> bool:
-        """Whether a value lies within the bounds."""
-        return self.lowest <= value <= self.highest
+        """Whether a value lies within the bounds, but for what a float32 rounds."""
+        slack = _ROUNDING * abs(value)
+        return self.lowest - slack <= value <= self.highest + slack
 
 
 #: Spread and moved by adding.
@@ -69,7 +75,7 @@ class LogScale(Scale):
     and can be left; a unit of 0 is the pure logarithm, for what is never 0. ``mirrored`` measures from 1
     downwards, as a momentum wants it: 0.9 and 0.99 are as far apart as 0.99 and 0.999.
 
-    >>> LogScale(0.0, 10.0, unit=0.01).moved(0.0, math.log(2))
+    >>> round(LogScale(0.0, 10.0, unit=0.01).moved(0.0, math.log(2)), 6)
     0.01
     >>> round(LogScale(0.0, 0.9999, mirrored=True).moved(0.9, math.log(10)), 6)
     0.99

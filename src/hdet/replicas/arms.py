@@ -34,25 +34,34 @@ class Arms:
     def __init__(self, count: int, *, process_group: dist.ProcessGroup | None = None) -> None:
         distributed = dist.is_available() and dist.is_initialized()
         ranks = dist.get_world_size(process_group) if distributed else 1
+        if ranks < 1:
+            raise ValueError(
+                f"Arms: this process (global rank {dist.get_rank()}) is not in process_group; make arms only "
+                "on the group's own ranks"
+            )
         if isinstance(count, bool) or not isinstance(count, int) or count < 1 or ranks % count:
             dividers = [n for n in range(1, ranks + 1) if ranks % n == 0]
             raise ValueError(
                 f"Arms: count must divide the {ranks} rank{'s' if ranks > 1 else ''}, got {count!r}; use one "
                 f"of {', '.join(map(str, dividers))}"
             )
+        rank = dist.get_rank(process_group) if distributed else 0
         self.count = count
         self.ranks = ranks
         self._everybody = process_group
-        rank = dist.get_rank(process_group) if distributed else 0
         #: The arm of this rank.
         self.index = rank // self.size
+        everybody = dist.get_process_group_ranks(process_group or dist.group.WORLD) if distributed else [0]
+        #: The global ranks of this rank's arm.
+        self.members = everybody[self.index * self.size : (self.index + 1) * self.size]
+        self._source = everybody[0]
         #: Those who share their gradients with this rank; None for an arm of one, or where there is one arm.
         self.process_group = process_group
         if 1 < count < ranks:
-            all_ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-            members = all_ranks[self.index * self.size : (self.index + 1) * self.size]
             # Only the members take part in making a group, so that no rank waits for another arm's.
-            self.process_group = dist.new_group(members, timeout=PATIENCE, use_local_synchronization=True)
+            self.process_group = dist.new_group(
+                self.members, timeout=PATIENCE, use_local_synchronization=True
+            )
 
     @property
     def size(self) -> int:
@@ -80,6 +89,9 @@ class Arms:
 
     @torch.no_grad()
     def _broadcast(self, tensors: list[Tensor]) -> None:
-        source = dist.get_process_group_ranks(self._everybody or dist.group.WORLD)[0]
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), source, self._everybody)
+            if 0 in tensor.stride() and tensor.numel() > 1:
+                continue  # an expanded buffer repeats its elements and cannot be written
+            values = tensor.detach().contiguous()
+            dist.broadcast(values, self._source, self._everybody)
+            tensor.detach().copy_(values)

@@ -6,7 +6,7 @@ Nothing here imports a sharding library: if its user has not, nothing can be sha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -80,14 +80,17 @@ def _refuse_sharded_dtensor(caller: str, parameter: Tensor, group: dist.ProcessG
             )
 
 
-def refuse_wiring(caller: str, model: nn.Module, among: int) -> None:
-    """Raise ValueError for a DDP that shares gradients among other ranks than ``gradients=`` says."""
+def refuse_wiring(caller: str, model: nn.Module, among: int, members: Sequence[int] | None = None) -> None:
+    """Raise ValueError for a DDP that shares gradients among other ranks than ``gradients=`` says.
+
+    ``among`` is how many they are, ``members`` who, where that is known.
+    """
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
-            wired = dist.get_world_size(module.process_group)
-            if wired != among:
+            wired = dist.get_process_group_ranks(module.process_group)
+            if len(wired) != among or (members is not None and set(wired) != set(members)):
                 raise ValueError(
                     f"{caller}: gradients= says that {among} rank{'s share' if among > 1 else ' has'} a "
-                    f"gradient, and model is a DistributedDataParallel over {wired}; wrap it with "
-                    "hdet.Arms(count).wrap(model) and pass those arms as gradients"
+                    f"gradient, and model is a DistributedDataParallel over {len(wired)}, {wired}; wrap it "
+                    "with hdet.Arms(count).wrap(model) and pass those arms as gradients"
                 )

@@ -7,6 +7,7 @@ natural logarithm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from hdet.workloads.base import (
     shuffled,
 )
 
-__all__ = ["GPT", "Block", "make"]
+__all__ = ["GPT", "Block", "make", "make_overfitting", "outputs"]
 
 _FILE = "tinyshakespeare.txt"
 _BLOCKS, _HELD_OUT_BLOCKS, _PROBE_BLOCKS = 200, 20, 10
@@ -45,20 +46,32 @@ class _Size:
     context: int
     batch: int
     held_out_windows: int
+    train_blocks: int = _BLOCKS - _HELD_OUT_BLOCKS - _PROBE_BLOCKS
 
 
 _SIZES = {
     "cpu": _Size(steps=600, layers=2, width=32, heads=2, context=32, batch=8, held_out_windows=512),
     "gpu": _Size(steps=2000, layers=4, width=128, heads=4, context=64, batch=64, held_out_windows=4096),
 }
+_OVERFITTING = _Size(
+    *(1000, 2, 64, 4, 16, 16),  # as above, in this order
+    held_out_windows=1024,
+    train_blocks=1,
+)
 
 
 class Block(nn.Module):
-    """Self-attention, then an MLP four times as wide; each behind a LayerNorm and added to its input."""
+    """Self-attention, then an MLP four times as wide; each behind a LayerNorm and added to its input.
 
-    def __init__(self, width: int, heads: int) -> None:
+    ``dropout`` is of what is added. ``temperature`` multiplies the attention's logits: 1 is the usual scale,
+    one over the root of a head's width.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.heads = heads
+        self.temperature = 1.0
+        self.dropout = nn.Dropout(dropout)
         self.before_attention = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.attended = nn.Linear(width, width, bias=False)
@@ -73,9 +86,12 @@ class Block(nn.Module):
         batch, length, width = x.shape
         parts = self.query_key_value(self.before_attention(x)).view(batch, length, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, is_causal=visible is None)
-        x = x + self.attended(seen.transpose(1, 2).reshape(batch, length, width))
-        changed: Tensor = self.mlp(self.before_mlp(x))
+        scale = self.temperature / math.sqrt(width // self.heads)
+        seen = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, is_causal=visible is None, scale=scale
+        )
+        x = x + self.dropout(self.attended(seen.transpose(1, 2).reshape(batch, length, width)))
+        changed: Tensor = self.dropout(self.mlp(self.before_mlp(x)))
         return x + changed
 
 
@@ -88,20 +104,23 @@ def init_weights(module: nn.Module) -> None:
 
 
 class GPT(nn.Module):
-    """Decoder-only transformer, pre-norm, learned positions, no dropout."""
+    """Decoder-only transformer, pre-norm, learned positions; dropout after the embeddings and in blocks."""
 
-    def __init__(self, characters: int, layers: int, width: int, heads: int, context: int) -> None:
+    def __init__(
+        self, characters: int, layers: int, width: int, heads: int, context: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.character = nn.Embedding(characters, width)
         self.position = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, characters, bias=False)
         self.apply(init_weights)
 
     def forward(self, text: Tensor) -> Tensor:
         """Logits of the next character at every position."""
-        x = self.character(text) + self.position.weight[: text.shape[1]]
+        x = self.dropout(self.character(text) + self.position.weight[: text.shape[1]])
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
@@ -110,7 +129,21 @@ class GPT(nn.Module):
 
 def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:
     """The task, from ``tinyshakespeare.txt``, sought where :func:`hdet.workloads.base.data_file` says."""
-    size = at_scale(_SIZES, scale)
+    return _make("charlm", at_scale(_SIZES, scale), device, folder)
+
+
+def make_overfitting(device: str = "cpu", folder: str | Path | None = None) -> Workload:
+    """A wide model on so few blocks that it learns them by heart: a regulariser has something to do."""
+    return _make("charlm, few characters", _OVERFITTING, device, folder)
+
+
+def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and the characters that were to be foretold, a row for each position."""
+    (windows,) = batch
+    return model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()
+
+
+def _make(name: str, size: _Size, device: str, folder: str | Path | None) -> Workload:
     raw = data_file(_FILE, folder).read_text(encoding="utf-8")
     alphabet = sorted(set(raw))
     code = {character: number for number, character in enumerate(alphabet)}
@@ -118,11 +151,11 @@ def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = No
     window = size.context + 1
     length = len(text) // _BLOCKS
     order = torch.randperm(_BLOCKS, generator=generator(0, "charlm split"))
+    parts = [_HELD_OUT_BLOCKS, _PROBE_BLOCKS, _BLOCKS - _HELD_OUT_BLOCKS - _PROBE_BLOCKS]
+    held_out_blocks, probe_blocks, train_blocks = torch.split(order, parts)
     held_out_starts, probe_starts, train_starts = (
         (blocks[:, None] * length + torch.arange(length - window + 1)).flatten()
-        for blocks in torch.split(
-            order, [_HELD_OUT_BLOCKS, _PROBE_BLOCKS, _BLOCKS - _HELD_OUT_BLOCKS - _PROBE_BLOCKS]
-        )
+        for blocks in (held_out_blocks, probe_blocks, train_blocks[: size.train_blocks])
     )
     windows = text.unfold(0, window, 1)
     probe_windows = (windows[probe_starts[::window].to(device)],)
@@ -142,7 +175,7 @@ def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = No
                 yield (windows[chosen],)
 
     return Workload(
-        name="charlm",
+        name=name,
         steps=size.steps,
         build=build,
         loss=_loss,
@@ -153,5 +186,4 @@ def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = No
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    (windows,) = batch
-    return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+    return F.cross_entropy(*outputs(model, batch))

@@ -24,11 +24,15 @@ __all__ = [
     "load",
     "make_cnn",
     "make_mlp",
+    "make_noisy",
+    "outputs",
 ]
 
 _TEST_SHARE = 0.25
 _STEPS = {"cpu": 600, "gpu": 1000}
 _BATCH, _PROBE_IMAGES, _PROBE_BATCH = 64, 256, 128
+_FEW_IMAGES, _FEW_BATCH, _FEW_STEPS, _FEW_WIDTH = 150, 32, 1000, 128
+_NOISY_SHARE, _CLASSES = 0.2, 10
 
 #: The loss of the task: mean over the batch, natural logarithm.
 cross_entropy = nn.functional.cross_entropy
@@ -95,6 +99,41 @@ def make_cnn(scale: str = "cpu", device: str = "cpu", folder: str | Path | None 
     return _make("digits-cnn", build_cnn, scale, device)
 
 
+def make_noisy(device: str = "cpu") -> Workload:
+    """150 images to train on, and in all parts a fifth of the labels drawn at random: they cannot be learned.
+
+    Learned by heart they can be, which is what label smoothing is against. The probe and what is held out
+    are as noisy, so that the best model is one that is in doubt as often as it should be.
+    """
+    data = load()
+    draw = generator(0, "digits label noise")
+    labels = _with_noise(data.train_labels, draw).to(device)
+    held_out = data.test_images.to(device), _with_noise(data.test_labels, draw).to(device)
+    images, end = data.train_images.to(device), _PROBE_IMAGES + _FEW_IMAGES
+    probe = images[:_PROBE_IMAGES], labels[:_PROBE_IMAGES]
+    train = images[_PROBE_IMAGES:end], labels[_PROBE_IMAGES:end]
+    return Workload(
+        name="digits, few and noisy",
+        steps=_FEW_STEPS,
+        build=lambda seed: build_model(seed, _FEW_WIDTH).to(device),
+        loss=_loss,
+        batches=lambda seed: shuffled(train, _FEW_BATCH, generator(seed, "digits batches")),
+        probe=lambda seed: shuffled(probe, _PROBE_BATCH, generator(seed, "digits probe")),
+        held_out=(held_out,),
+    )
+
+
+def _with_noise(labels: Tensor, draw: torch.Generator) -> Tensor:
+    others = torch.randint(_CLASSES, labels.shape, generator=draw)
+    return torch.where(torch.rand(labels.shape, generator=draw) < _NOISY_SHARE, others, labels)
+
+
+def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and labels, a row for each image."""
+    images, labels = batch
+    return model(images), labels
+
+
 def batches(
     images: Tensor, labels: Tensor, *, rank: int, size: int, per_replica: int, seed: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -141,5 +180,4 @@ def _make(name: str, build: Callable[[int], nn.Module], scale: str, device: str)
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    images, labels = batch
-    return cross_entropy(model(images), labels)
+    return cross_entropy(*outputs(model, batch))

@@ -29,7 +29,18 @@ from hdet.workloads.base import (
 )
 from hdet.workloads.charlm import Block, init_weights
 
-__all__ = ["CAVEAT", "TASKS", "Feed", "FeedModel", "Impression", "load", "make", "parameter_groups"]
+__all__ = [
+    "CAVEAT",
+    "TASKS",
+    "Feed",
+    "FeedModel",
+    "Impression",
+    "load",
+    "make",
+    "make_few",
+    "outputs",
+    "parameter_groups",
+]
 
 CAVEAT = "KuaiRand rows are restricted to explicit like or hate: base rates are not those of a whole feed."
 TASKS = ("contribution", "like", "long_dwell")
@@ -56,12 +67,16 @@ class _Size:
     batch: int
     width: int
     heads: int
+    #: Of the training rows all, or so many; and of the held-out rows each so-manieth.
+    train_rows: int | None = None
+    held_out_every: int = 1
 
 
 _SIZES = {
     "cpu": _Size(steps=400, batch=32, width=16, heads=2),
     "gpu": _Size(steps=1500, batch=64, width=64, heads=4),
 }
+_FEW = _Size(steps=1000, batch=32, width=16, heads=2, train_rows=4000, held_out_every=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +189,34 @@ def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:
     """The task, from ``kuairand_feed.tsv``, sought where :func:`hdet.workloads.base.data_file` says."""
-    size = at_scale(_SIZES, scale)
+    return _make("newsfeed", at_scale(_SIZES, scale), device, folder)
+
+
+def make_few(device: str = "cpu", folder: str | Path | None = None) -> Workload:
+    """The same model on 4,000 rows, dozens of times over: without weight decay it learns them by heart."""
+    return _make("newsfeed, few rows", _FEW, device, folder)
+
+
+def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and targets, a row for each impression and a column for each of :data:`TASKS`."""
+    *seen, targets = batch
+    return model(*seen), targets
+
+
+def _make(name: str, size: _Size, device: str, folder: str | Path | None) -> Workload:
     feed = load(data_file(_FILE, folder))
     samples = (feed.history_items, feed.history_actions, feed.candidate, feed.targets)
     order = torch.randperm(feed.train_rows, generator=generator(0, "newsfeed split"))
     probe = tuple(part[order[:_PROBE_ROWS]].to(device) for part in samples)
-    train = tuple(part[order[_PROBE_ROWS:]].to(device) for part in samples)
-    held_out = tuple(part[feed.train_rows :].to(device) for part in samples)
+    train = tuple(part[order[_PROBE_ROWS:][: size.train_rows]].to(device) for part in samples)
+    held_out = tuple(part[feed.train_rows :: size.held_out_every].to(device) for part in samples)
 
     def build(seed: int) -> nn.Module:
         with seeded(seed):
             return FeedModel(size.width, size.heads).to(device)
 
     return Workload(
-        name="newsfeed",
+        name=name,
         steps=size.steps,
         build=build,
         loss=_loss,
@@ -200,8 +229,7 @@ def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = No
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
     """The sum over tasks of the mean binary cross-entropy."""
-    *seen, targets = batch
-    return F.binary_cross_entropy_with_logits(model(*seen), targets) * len(TASKS)
+    return F.binary_cross_entropy_with_logits(*outputs(model, batch)) * len(TASKS)
 
 
 def _read(path: Path) -> list[Impression]:
