@@ -10,30 +10,36 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_ddp() -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def run(name: str, ranks: int = 1) -> list[str]:
+    """The lines that an example prints."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     result = subprocess.run(
-        [*launch, str(EXAMPLES / "ddp.py")],
+        [sys.executable, *(launch if ranks > 1 else []), str(EXAMPLES / name)],
         capture_output=True,
         text=True,
         timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stdout.splitlines() if line.startswith("step")]
+    return result.stdout.splitlines()
+
+
+def test_ddp() -> None:
+    lines = [line for line in run("ddp.py", ranks=2) if line.startswith("step")]
     assert [int(line.split()[1]) for line in lines] == list(range(20, 201, 20))
     losses = [float(line.split()[3]) for line in lines]
     assert losses[-1] < losses[0]
 
 
 def test_auto_lr() -> None:
-    result = subprocess.run(
-        [sys.executable, str(EXAMPLES / "auto_lr.py")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr
-    first, *_, last = result.stdout.splitlines()
+    first, *_, last = run("auto_lr.py")
     assert float(last.split()[2]) < 0.05 * float(first.split()[5])
+
+
+def test_hyperparameters() -> None:
+    *rounds, last = run("hyperparameters.py", ranks=4)
+    found = rounds[-1].split()
+    assert found[1] == "600"
+    assert {"dropout", "label_smoothing", "weight_decay"} <= set(found)
+    # Without looking for anything the same loop learns the wrong labels by heart, and ends at 2.2.
+    assert float(last.split()[2]) < 1.6
