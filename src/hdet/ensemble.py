@@ -192,6 +192,10 @@ class Ensemble:
     def _bind(self, explore: Sequence[Explorable], *, learning_rate_alone: bool) -> list[Axis]:
         """What is not to be found on one rank is refused on all; all begin at the same values."""
         axes: list[Axis] = []
+        if all(
+            isinstance(item, LearningRate) for item in explore
+        ):  # ranks have compared their groups already
+            return bind(self._caller, explore, self._optimizer, learning_rate_alone=learning_rate_alone)
 
         def bind_here() -> list[float]:
             axes.extend(bind(self._caller, explore, self._optimizer, learning_rate_alone=learning_rate_alone))
@@ -413,13 +417,17 @@ class Ensemble:
         """Take up where :meth:`state_dict` left off. The losses of an unfinished interval are one rank's own:
         they count if every rank resumes from its own state, and for none if all resume from one rank's."""
         axes = self._fan_out.axes
-        names = [axis.name for axis in axes]
-        saved_names = [saved.get("name", name) for saved, name in zip(state["explored"], names, strict=False)]
-        if len(state["explored"]) != len(axes) or saved_names != names:
+        if len(state["explored"]) != len(axes):
             raise ValueError(
                 f"{self._caller}.load_state_dict: the state has {len(state['explored'])} explored "
-                f"hyperparameters ({', '.join(saved_names)}), this run {len(axes)} ({', '.join(names)}); use "
-                "the parameter groups, and the list, it was saved with"
+                f"hyperparameters, this run {len(axes)}; use the parameter groups it was saved with"
+            )
+        names = [axis.name for axis in axes]
+        saved_names = [saved.get("name", name) for saved, name in zip(state["explored"], names, strict=True)]
+        if saved_names != names:
+            raise ValueError(
+                f"{self._caller}.load_state_dict: the state must be of the same hyperparameters in the same "
+                f"order, got {', '.join(saved_names)} for {', '.join(names)}; explore what it was saved with"
             )
         self._steps = state["steps"]
         self._round = state["round"]
