@@ -305,6 +305,22 @@ class JointSettings:
     contradiction: float = 3.0
 
 
+def heard(losses: Sequence[float], fits: Sequence[LeastSquares], s: JointSettings) -> list[float]:
+    """No loss counts for more than five times what is usual above the middle; one that is none, for that."""
+    there = sorted(loss for loss in losses if math.isfinite(loss))
+    middle = _middle(there)
+    usual = _middle(sorted(abs(loss - middle) for loss in there))
+    noise = _noise(fits, s.noise_memory) if fits else math.nan
+    least = abs(middle) if math.isnan(noise) else math.sqrt(noise)
+    top = middle + (5 * max(usual, least) or 1.0)
+    return [min(loss, top) if math.isfinite(loss) else top for loss in losses]
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    n = len(ordered)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
 def joint(fits: Sequence[LeastSquares], s: JointSettings) -> list[tuple[float, float, float]]:
     """What is known after the last of the rounds: slope, error, and the move in units of the spread."""
     known = []

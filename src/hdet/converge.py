@@ -9,12 +9,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.divergence import Divergence, Measured
 from hdet.layout import trained_parameters
 from hdet.replicas import Mean, Replicas, local
+from hdet.replicas.averaging import distinct_tensors
 
 __all__ = ["Converge"]
 
@@ -45,6 +47,7 @@ class Converge:
         self._mean: Mean | None = None
         self._mean_key: list[int] = []
         self._home: list[int] = []
+        self._averaged: list[Tensor] = []
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
 
@@ -65,13 +68,30 @@ class Converge:
         """The weights will be others: count displacements anew from the next :meth:`begin`."""
         self._gauge = None
 
-    def __call__(self) -> tuple[Measured, tuple[str, ...]]:
-        """Average; how far this replica was from the mean, and what was odd. Every rank must call it."""
+    def __call__(self, *, counts: bool = True, of: int | None = None) -> tuple[Measured, tuple[str, ...]]:
+        """Average; how far this replica was from the mean, and what was odd. Every rank must call it.
+
+        Args:
+            counts: whether this replica has a part in the mean. One that was lost takes the others'.
+            of: how many have; all of them by default.
+        """
         mean = self.plan()
         gauge = self.begin()
         before = gauge.read()
+        size = self._replicas.size
+        if of is not None and of < size:
+            self._scale(0.0 if not counts else size / of)
         events = mean()
         return gauge.measure(before), events
+
+    @torch.no_grad()
+    def _scale(self, factor: float) -> None:
+        """The mean of N of which some are 0 and the others N/n times themselves is the mean of those n."""
+        for tensor in self._averaged:
+            if factor == 0:
+                tensor.zero_()  # not multiplied: it may not be finite
+            else:
+                tensor.mul_(factor)
 
     def plan(self) -> Mean:
         """The plan of the mean, made again only where the tensors are others than before.
@@ -91,6 +111,8 @@ class Converge:
         if (home := [weight.data_ptr() for weight in weights]) != self._home:
             self._home = home
             self._gauge = None
+        floating = [b for b in buffers if (b.is_floating_point() or b.is_complex()) and 0 not in b.stride()]
+        self._averaged = distinct_tensors([*weights, *state, *floating])
         key = [tensor.data_ptr() for tensor in (*weights, *state, *buffers)]
         if self._mean is None or key != self._mean_key:
             self._mean = self._replicas.plan_mean([*weights, *state], buffers)
@@ -102,7 +124,9 @@ class Converge:
         return [
             (name, local(value))
             for name, value in sorted(self._optimizer.state.get(parameter, {}).items())
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0 and name != "step"
+            if isinstance(value, Tensor)
+            and (value.is_floating_point() or value.is_complex())
+            and name != "step"
         ]
 
     def _compare(self, parameters: Sequence[Tensor]) -> None:

@@ -242,6 +242,8 @@ class Ensemble:
         self._optimizer_stepped = False
         self._calls_without_step = 0
         self._stepping = False
+        #: Steps since the replicas were one model.
+        self._since_sync = 0
         self._steps = self._round = 0
         with_state = sharing.own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
         self._converge = Converge(self._replicas, self._optimizer, model, with_state=with_state)
@@ -258,6 +260,8 @@ class Ensemble:
     def _doubts(self, model: nn.Module | None, *, by_training_loss: bool) -> list[str]:
         """What a user should know before training begins. A collective where gradients are not shared."""
         said = [self._sharing.doubt_start(self._optimizer), *(axis.doubt for axis in self._fan_out.axes)]
+        if self._regresses:
+            said.append(self._fan_out.doubt())
         if self._replicas.size == 1 and self._held_out is not None:
             said.append(
                 "there is one replica alone: nothing can be compared, and all values stay as they are"
@@ -284,6 +288,11 @@ class Ensemble:
         return self._steps
 
     @property
+    def values(self) -> dict[str, float]:
+        """The base value of everything that is explored, by name."""
+        return {axis.name: axis.base for axis in self._fan_out.axes}
+
+    @property
     def replica_lrs(self) -> list[float]:
         """The learning rate that this replica's next optimizer step uses, for each group."""
         self._leave_step()
@@ -305,16 +314,18 @@ class Ensemble:
             )
         # Without a spread or a horizon this is the plain schedule, which steps whenever it is told to.
         if not self._optimizer_stepped and (self._diverges or self._horizon is not None):
-            self._wait_for_optimizer()
-            return None
+            self._notice_no_step()
+            if not self._sharing.own_gradients:
+                return None
         if self._steps == self._total_steps:
             raise ValueError(
                 f"{self._caller}.step: step {self._steps + 1} is beyond total_steps={self._total_steps}; "
                 "raise total_steps or stop training"
             )
+        self._calls_without_step = 0 if self._optimizer_stepped else self._calls_without_step
         self._optimizer_stepped = False
-        self._calls_without_step = 0
         self._steps += 1
+        self._since_sync += 1
         try:
             # The sync comes before the schedule moves on: its values are those of the step just taken.
             record = self._sync() if self._is_due() else None
@@ -354,6 +365,7 @@ class Ensemble:
         """
         with self._fan_out.at_base():
             _, events = self._converge()
+        self._since_sync = 0
         for event in events:
             self._announcer.say(logging.WARNING, event)
 
@@ -382,6 +394,12 @@ class Ensemble:
         """Remove the fan-out; what remains are the base values."""
         for handle in self._handles:
             handle.remove()
+        if self._since_sync and self._diverges and self._replicas.size > 1:
+            self._announcer.say_once(
+                logging.WARNING,
+                f"detached {self._since_sync} steps after the last sync: the replicas' weights differ; call "
+                "converge() first",
+            )
         self._fan_out.close()
 
     def __enter__(self) -> Ensemble:
@@ -516,11 +534,13 @@ class Ensemble:
         began = time.perf_counter()
         judged = self._horizon if self._window_is_over() else None
         # The probe comes before the mean: a replica that diverged is judged at its own points.
-        probed = self._together(judged.measure) if judged is not None else []
+        probed = self._probe(judged.measure) if judged is not None else []
         divergence, odd, compared = self._come_together()
         own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row(), *compared]
+        own += [axis.base for axis in self._fan_out.axes if axis.may_part]
         rows = self._replicas.gather([*own, *(judged.displacements() if judged is not None else ()), *probed])
         measured = self._check_steps(rows)
+        self._check_bases([row[7 + len(compared) : len(own)] for row in rows])
         losses = mean_losses([row[3:7] for row in rows])
         seen, level = judge([(row[7], row[8]) for row in rows]) if compared else ((), math.nan)
         seen = self._sharing.by_arm(seen)
@@ -569,11 +589,29 @@ class Ensemble:
     def _come_together(self) -> tuple[Measured, tuple[str, ...], list[float]]:
         """Converge; how far apart the replicas were, what was odd, and the held-out loss before and after."""
         held_out = self._held_out
-        compared = self._together(held_out.at_own) if held_out is not None else []
+        compared = self._probe(held_out.at_own) if held_out is not None else []
         with self._fan_out.at_base():
-            divergence, odd = self._converge() if self._diverges else (self._undiverged, ())
-            compared += self._together(held_out.at_mean) if held_out is not None else []
+            divergence, odd = self._average(compared) if self._diverges else (self._undiverged, ())
+            compared += self._probe(held_out.at_mean) if held_out is not None else []
+        self._since_sync = 0
         return divergence, odd, compared
+
+    def _average(self, compared: Sequence[float]) -> tuple[Measured, tuple[str, ...]]:
+        """The mean of the replicas; on gradients of their own, of those that were not lost."""
+        if not self._sharing.own_gradients:
+            return self._converge()
+        own = compared[0] if compared else self._signal.total()
+        losses = [row[0] for row in self._replicas.gather([own])]
+        lost = [r for r, loss in enumerate(losses) if not math.isfinite(loss)]
+        if not lost:
+            return self._converge()
+        if len(lost) == len(losses):
+            divergence, odd = self._converge()
+            return divergence, (*odd, "no replica has a finite loss: the weights are lost")
+        counts = self._replicas.rank not in lost
+        divergence, odd = self._converge(counts=counts, of=len(losses) - len(lost))
+        out = [f"replica {r} left out of the mean: its loss is {losses[r]}" for r in lost]
+        return divergence, (*odd, *out)
 
     def _check_steps(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
         """All ranks are at the same step of the same round; how far each was from the mean."""
@@ -584,6 +622,17 @@ class Ensemble:
                 f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
             )
         return measured
+
+    def _check_bases(self, rows: Sequence[Sequence[float]]) -> None:
+        """Values that stand in modules can be loaded, or written, on one rank alone."""
+        if any(row != rows[0] for row in rows):
+            names = [axis.name for axis in self._fan_out.axes if axis.may_part]
+            k = next(k for k in range(len(names)) if len({row[k] for row in rows}) > 1)
+            raise RuntimeError(
+                f"{self._caller}.step: the base of {names[k]} must be the same on all ranks, got "
+                f"{', '.join(f'{row[k]:g}' for row in rows)}; load the same checkpoint everywhere, saved "
+                "within at_base(), and write the value on all ranks or none"
+            )
 
     def _find_doubts(
         self,
@@ -608,16 +657,23 @@ class Ensemble:
                 )
         return doubts
 
-    def _together(self, measure: Callable[[], list[float]]) -> list[float]:
+    def _probe(self, measure: Callable[[], list[float]]) -> list[float]:
         where = f"{self._caller}.step: step {self._steps}: the probe"
         return self._replicas.together(where, measure)
 
-    def _wait_for_optimizer(self) -> None:
+    def _notice_no_step(self) -> None:
         self._calls_without_step += 1
+        # With gradients of its own, a rank whose GradScaler skips a step is alone in that: to wait for the
+        # optimizer would be to fall behind the others.
+        taken = (
+            "it counts all the same, so that ranks stay together; when accumulating, call it once for each "
+            "optimizer step"
+            if self._sharing.own_gradients
+            else "taken for gradient accumulation or a skipped step, the schedule waits"
+        )
         self._announcer.say_once(
             logging.WARNING,
-            "step() was called although the optimizer has not stepped since the last call: taken for "
-            "gradient accumulation or a skipped step, the schedule waits",
+            f"step() was called although the optimizer has not stepped since the last call: {taken}",
         )
         if self._calls_without_step == _TOO_MANY_CALLS:
             self._announcer.say_once(

@@ -75,6 +75,16 @@ class FanOut:
         self._throughout = [(axis, level) for axis, level in own if level and not axis.acts_in_step]
         self._stand_up()
 
+    def doubt(self) -> str:
+        """Whether the design tells hyperparameters apart poorly."""
+        count = sum(axis.spread > 0 for axis in self.axes)
+        if self._deal is not permuted or count < 2 or self._arms == 1 or count <= (self._arms - 1) / 2:
+            return ""
+        return (
+            f"{self._arms} replicas with values of their own tell {count} hyperparameters apart poorly by "
+            "random permutations; use a multiple of 4 of them, or explore fewer"
+        )
+
     @property
     def multipliers(self) -> list[tuple[float, ...]]:
         """ρ of every arm, for each learning rate (Eq. 1)."""

@@ -56,5 +56,7 @@ def judge(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], float
     ((1.5, 2.5), 2.0)
     """
     known = [mean for _, mean in rows if math.isfinite(mean)]
-    level = math.fsum(known) / len(known) if known else math.nan
+    if not known:  # without the mean there is nothing to compare with but one another
+        return tuple(own for own, _ in rows), math.nan
+    level = math.fsum(known) / len(known)
     return tuple(own - mean + level for own, mean in rows), level

@@ -52,16 +52,16 @@ class Sharing:
         #: Whether ranks differ by more than what the optimizer makes of one gradient.
         self.own_gradients = among < replicas.size
         #: Ranks that have all values in common.
-        self.together = among if self.own_gradients else 1
-        self.arms = replicas.size // self.together
-        self.arm = replicas.rank // self.together
+        self.ranks_per_arm = among if self.own_gradients else 1
+        self.arms = replicas.size // self.ranks_per_arm
+        self.arm = replicas.rank // self.ranks_per_arm
         if replicas.size > 1 and model is not None:
             members = gradients.members if isinstance(gradients, Arms) else None
             refuse_wiring(caller, model, among, members)
 
     def by_arm(self, values: Sequence[float]) -> tuple[float, ...]:
         """The mean of every arm's ranks: they are one replica, measured several times."""
-        k = self.together
+        k = self.ranks_per_arm
         if k == 1:
             return tuple(values)
         groups = [values[i : i + k] for i in range(0, len(values), k)]

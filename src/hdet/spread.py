@@ -73,8 +73,10 @@ def orthogonal(size: int, names: Sequence[str], *, seed: int, round: int) -> lis
     """A two-level design: half of the replicas at −1, half at +1, and no two hyperparameters go together.
 
     The columns are those of a Hadamard matrix (for sizes that are no power of 2, Plackett and Burman's), so
-    N replicas separate up to N − 1 hyperparameters, each as exactly as if it were alone. In every round the
-    rows are dealt to other replicas, and names to other columns.
+    N replicas separate up to N − 1 hyperparameters, where effects add up each as exactly as if it were alone.
+    Where two of them interact, that looks like an effect of a third: in every round the rows are dealt to
+    other replicas, names to other columns, and half of the columns are negated, so that it does so with
+    either sign, and cancels over rounds.
 
     >>> a, b = orthogonal(4, ["a", "b"], seed=0, round=1)
     >>> sum(a), sum(b), sum(x * y for x, y in zip(a, b))
@@ -90,7 +92,8 @@ def orthogonal(size: int, names: Sequence[str], *, seed: int, round: int) -> lis
     # By name, not by position: what a hyperparameter is dealt does not depend on the order of registration.
     columns = permutation(size - 1, seed=seed, round=round, name="\0columns")
     place = {name: columns[i] for i, name in enumerate(sorted(names))}
-    return [tuple(float(matrix[row][1 + place[name]]) for row in rows) for name in names]
+    sign = {name: 1 - 2 * permutation(2, seed=seed, round=round, name=f"\0sign\0{name}")[0] for name in names}
+    return [tuple(float(sign[name] * matrix[row][1 + place[name]]) for row in rows) for name in names]
 
 
 def hadamard(size: int) -> list[list[int]]:

@@ -110,7 +110,8 @@ def by_losses(
             )
             events += _left_out(decision.left_out, losses)
             states[i] = decision.state
-            axis.shift(decision.state.value - 1.0)
+            # The decay of Eq. 8 is a learning rate's.
+            axis.shift(decision.state.value - (1.0 - (controller.decay or 0.0)))
             weights = decision.weights
             records.append(seen.record(delta=decision.delta, velocity=decision.state.velocity))
     return Steered(tuple(records), weights, events=tuple(events))
@@ -134,8 +135,9 @@ def by_regression(
         axis.shift(estimate.move)
         axis.spread = known.spread
         records.append(before.record(delta=estimate.move, slope=estimate.slope, error=estimate.error))
-    events = (*_left_out(decision.left_out, losses), *((decision.why,) if decision.why else ()))
-    return decision.state, Steered(tuple(records), events=events)
+    events = [f"replica {r} is heard, but not as loud: its loss is {losses[r]}" for r in decision.capped]
+    events += [decision.why] if decision.why else []
+    return decision.state, Steered(tuple(records), events=tuple(events))
 
 
 def by_horizon(

@@ -27,8 +27,8 @@ __all__ = [
 _NOISE_MEMORY = 0.9
 #: A round's own slope that is so many of its errors away from 0 is no noise.
 _CONTRADICTION = 3.0
-#: A loss so many times further above the middle than is usual is that of a replica that has diverged.
-_DIVERGED = 30.0
+#: How far above the middle a loss may stand, in units of what is usual.
+_LOUDEST = 5.0
 #: The square of a larger loss is no float any more.
 _TOO_LARGE = 1e150
 _SINGULAR = 1e-9
@@ -98,11 +98,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class RegressionDecision:
-    """What one update saw and did; ``why`` is empty unless it could not see anything."""
+    """What one update saw and did; ``why`` is empty unless it could not see anything.
+
+    ``capped`` are the replicas whose loss counts for less than it was.
+    """
 
     state: RegressionState
     estimates: tuple[Estimate, ...]
-    left_out: tuple[int, ...] = ()
+    capped: tuple[int, ...] = ()
     why: str = ""
 
 
@@ -123,7 +126,8 @@ class RegressionController:
     With t = slope / standard error, pooled over past rounds: below ``significance`` nothing moves, and the
     spread widens; else the base moves by ``spread · min(1, |t| / full_step)``. Where a significant slope has
     turned its sign the value sought lies between: the spread narrows, and stays within what it was there.
-    A replica whose loss stands far above all others has diverged, and has no vote.
+    A replica whose loss is out of all proportion, or no number, speaks against its values, but no louder
+    than others usually do; where one was lost altogether the spreads narrow.
 
     Args:
         memory: φ in [0, 1), the weight of a round against the one after it.
@@ -176,22 +180,29 @@ class RegressionController:
         self, state: RegressionState, *, losses: Sequence[float], offsets: Sequence[Sequence[float]]
     ) -> RegressionDecision:
         """One sync: replica r ran ``offsets[h][r]`` away from each base and came to ``losses[r]``."""
-        voters = _voters(losses, _deviation(state))
-        left_out = tuple(r for r in range(len(losses)) if r not in voters)
+        heard, capped = _cap(losses, _deviation(state))
         explored = [h for h, column in enumerate(offsets) if len(set(column)) > 1]
-        fitted = fit([[offsets[h][r] for r in voters] for h in explored], [losses[r] for r in voters])
+        fitted = fit([offsets[h] for h in explored], heard) if heard else None
+        lost = any(not math.isfinite(loss) for loss in losses)
         if fitted is None:
             unknown = tuple(Estimate(math.nan, math.nan, 0.0) for _ in offsets)
-            why = f"{len(voters)} replicas do not tell {len(explored)} hyperparameters apart: nothing moves"
-            return RegressionDecision(state, unknown, left_out, why if explored else "")
+            known = sum(map(math.isfinite, losses))
+            why = f"{known} replicas do not tell {len(explored)} hyperparameters apart: nothing moves"
+            narrower = replace(state, axes=tuple(self._narrowed(axis, lost) for axis in state.axes))
+            return RegressionDecision(narrower, unknown, capped, why if explored else "")
         state = _with_noise(state, fitted, explored)
         deviation = _deviation(state)
         axes = list(state.axes)
         estimates = [Estimate(math.nan, math.nan, 0.0) for _ in offsets]
         for i, h in enumerate(explored):
             axis = self._remember(axes[h], fitted.slopes[i], fitted.variances[i], deviation)
-            axes[h], estimates[h] = self._judge(axis, deviation)
-        return RegressionDecision(replace(state, axes=tuple(axes)), tuple(estimates), left_out)
+            axis, estimates[h] = self._judge(axis, deviation)
+            axes[h] = self._narrowed(axis, lost)
+        return RegressionDecision(replace(state, axes=tuple(axes)), tuple(estimates), capped)
+
+    def _narrowed(self, axis: AxisState, lost: bool) -> AxisState:
+        """Where a replica was lost its values were too far out for somebody."""
+        return replace(axis, spread=max(axis.narrowest, axis.spread * self.narrow)) if lost else axis
 
     def _remember(self, axis: AxisState, slope: float, variance: float, deviation: float) -> AxisState:
         """Pool a round's slope with those before, by precision and age.
@@ -236,7 +247,7 @@ def fit(columns: Sequence[Sequence[float]], losses: Sequence[float]) -> Fit | No
     ((1.0, 2.5), 1)
     """
     count = len(losses)
-    if not columns or count < len(columns) + 1 or max(map(abs, losses)) > _TOO_LARGE:
+    if not columns or count < len(columns) + 1:
         return None
     target = _centred(losses)
     centred = [_centred(column) for column in columns]
@@ -263,19 +274,23 @@ def fit(columns: Sequence[Sequence[float]], losses: Sequence[float]) -> Fit | No
     )
 
 
-def _voters(losses: Sequence[float], deviation: float) -> list[int]:
-    """Replicas with a finite loss that is not out of all proportion to the others' and to the noise.
+def _cap(losses: Sequence[float], deviation: float) -> tuple[list[float], tuple[int, ...]]:
+    """The losses, none so far above the middle that it drowns the others, and who would have been.
 
-    >>> _voters([1.0, 1.1, 0.9, 1e6, math.inf], deviation=0.1)
-    [0, 1, 2]
+    To leave such replicas out would be to forget what is known against their values.
+
+    >>> _cap([1.0, 1.1, 0.9, 1.0, 1e6, math.nan], deviation=0.1)
+    ([1.0, 1.1, 0.9, 1.0, 1.5, 1.5], (4, 5))
     """
-    finite = [r for r, loss in enumerate(losses) if math.isfinite(loss)]
-    if not finite:
-        return []
-    middle = statistics.median(losses[r] for r in finite)
-    usual = statistics.median(abs(losses[r] - middle) for r in finite)
-    limit = max(_DIVERGED * usual, 0.0 if math.isnan(deviation) else _DIVERGED * deviation, abs(middle))
-    return [r for r in finite if losses[r] - middle <= limit]
+    finite = [loss for loss in losses if abs(loss) < _TOO_LARGE]
+    if len(finite) < 2:
+        return [], tuple(r for r, loss in enumerate(losses) if not abs(loss) < _TOO_LARGE)
+    middle = statistics.median(finite)
+    usual = statistics.median(abs(loss - middle) for loss in finite)
+    # Before anything is known of the noise, only what is many times the others counts as out of proportion.
+    height = _LOUDEST * max(usual, abs(middle) if math.isnan(deviation) else deviation) or 1.0
+    capped = tuple(r for r, loss in enumerate(losses) if not -_TOO_LARGE < loss <= middle + height)
+    return [middle + height if r in capped else loss for r, loss in enumerate(losses)], capped
 
 
 def _deviation(state: RegressionState) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.hyperparameters.scales import Scale
@@ -57,6 +58,8 @@ class Axis(ABC):
     needs_own_gradients = False
     #: Whether it makes the optimizer's state differ although the gradient is shared.
     bends_state = False
+    #: Whether its value stands where one rank could come to hold another than the others.
+    may_part = True
     #: What a user should know before training begins, if anything.
     doubt = ""
 
@@ -110,12 +113,20 @@ class Axis(ABC):
         """Take up where :meth:`state_dict` left off."""
 
 
+#: What a bfloat16 loses of a number.
+_COARSEST = 4e-3
+
+
 class Place:
     """One place that holds a scalar: how to read it and how to write it."""
 
     def __init__(self, read: Callable[[], object], write: Callable[[float], object]) -> None:
         self._read = read
         self.write = write
+
+    def holds_tensor(self) -> bool:
+        """Whether the value lies in a tensor, which is written in place."""
+        return isinstance(self._read(), Tensor)
 
     def read(self, name: str = "Hyperparameter") -> float:
         """The value, if it is one."""
@@ -224,9 +235,10 @@ class ScalarAxis(Axis):
         if self._base is None:
             return
         base, self._base = self._base, None
-        # Somebody else may have written there since: then that is the base.
+        # Somebody else may have written there since: then that is the base. Not so in a tensor, which is
+        # loaded, broadcast and averaged with the model that holds it.
         for place, standing in zip(self._places, self._standing, strict=True):
-            if place.read(self.name) == standing:
+            if place.holds_tensor() or place.read(self.name) == standing:
                 place.write(base)
 
     def shift(self, by: float) -> None:
@@ -255,13 +267,17 @@ class ScalarAxis(Axis):
             key=lambda value: abs(self._scale.offset(base, value)),
         )
         self._let_stand(tried)
-        if any(place.read(self.name) == base for place in self._places):
-            self.restore()
-            self._write(base)
-            raise ValueError(
-                f"{caller}: {self.name}: what is written must be read back, wrote {tried:g} and read "
-                f"{base:g} as before; check read and write, and that nothing puts the value back"
-            )
+        slack = _COARSEST * abs(tried) + _COARSEST * abs(tried - base)
+        for place in self._places:
+            found = place.read(self.name)
+            if found == base or abs(found - tried) > slack:
+                self.restore()
+                self._write(base)
+                raise ValueError(
+                    f"{caller}: {self.name}: what is written must be read back, wrote {tried:g} and read "
+                    f"{found:g}{' as before' if found == base else ''}; check read and write, and that "
+                    "nothing rounds the value or puts it back"
+                )
 
     def readings(self) -> tuple[float, ...]:
         return tuple(place.read(self.name) for place in self._places)

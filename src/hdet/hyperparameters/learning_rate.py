@@ -54,6 +54,7 @@ class GroupLearningRate(Axis):
     """
 
     acts_in_step = True
+    may_part = False  # the schedule's affair, and reading it may wait for the device
     widest = 0.9
 
     def __init__(self, optimizer: Optimizer, index: int, spread: float) -> None:

@@ -26,7 +26,7 @@ class Dropout:
     """Explore the probability of dropout: every dropout layer of a model, and attention's own.
 
     Args:
-        model: all its dropout layers, and the ``dropout`` of ``nn.MultiheadAttention``.
+        model: all its dropout layers, and the ``dropout`` of attention and of stacked recurrent layers.
         spread: on the scale log(p + 0.1), on which 0 is a value like any other.
         bounds: values never leave them.
         layers: names of some of the layers, as ``model.named_modules()`` has them, instead of all.
@@ -56,7 +56,9 @@ class Dropout:
                 return self.attribute if hasattr(module, self.attribute) else None
             if isinstance(module, _DropoutNd):
                 return "p"
-            return "dropout" if isinstance(module, nn.MultiheadAttention) else None
+            # A recurrent layer drops between its layers, where there are several.
+            between = isinstance(module, nn.RNNBase) and module.num_layers > 1
+            return "dropout" if between or isinstance(module, nn.MultiheadAttention) else None
 
         kind = "dropout layers" if self.attribute is None else f"attribute {self.attribute!r}"
         places = _find("Dropout", self.model, self.layers, attribute_of, kind)

@@ -23,6 +23,8 @@ __all__ = ["Betas", "GradientClip", "Momentum", "WeightDecay"]
 _HIGHEST_MOMENTUM = 0.9999
 #: Where the logarithmic scale of a decay turns linear: a tenth of what people usually set.
 _DECOUPLED_UNIT, _COUPLED_UNIT = 1e-2, 1e-5
+#: Optimizers whose decay does not pass through the gradient, and whose groups do not say so.
+_DECOUPLED = ("AdamW", "Adafactor", "Lion", "Muon")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,8 @@ class GradientClip:
 
     hdet does the clipping, in the optimizer's pre-step hook, over all its parameters: take
     ``clip_grad_norm_`` out of the training loop. A gradient that GradScaler has yet to unscale is clipped at
-    the scaled norm, which waits for the device.
+    the scaled norm, which waits for the device. Clipping ends with :meth:`Ensemble.detach`;
+    :attr:`Ensemble.values` has the norm that was found.
 
     Args:
         max_norm: to start from.
@@ -181,9 +184,31 @@ class GradientClip:
 class _Clipper:
     def __init__(self, optimizer: Optimizer, max_norm: float) -> None:
         self.max_norm = max_norm
-        self.remove = optimizer.register_step_pre_hook(self._clip).remove
+        self.remove = optimizer.register_step_pre_hook(self._before_step).remove
 
-    def _clip(self, optimizer: Optimizer, *_: object) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Clip what there is; with a closure, whatever that computes."""
+        closures = [value for value in (*args[1:], *kwargs.values()) if callable(value)]
+        if not closures:
+            self._clip(optimizer)
+            return None
+
+        def clipped(closure: Any) -> Any:
+            def compute() -> Any:
+                loss = closure()
+                self._clip(optimizer)
+                return loss
+
+            return compute
+
+        return (
+            tuple(clipped(value) if value in closures else value for value in args),
+            {name: clipped(value) if value in closures else value for name, value in kwargs.items()},
+        )
+
+    def _clip(self, optimizer: Optimizer) -> None:
         gradients = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # A fused optimizer unscales in its own kernel, after this hook; GradScaler leaves the scale with it.
         scale = getattr(optimizer, "grad_scale", None)
@@ -207,11 +232,16 @@ def _axes(
     """One axis over all chosen groups, or one for each of them."""
 
     def axis(title: str, groups: Sequence[int], width: float) -> ScalarAxis:
+        held = [_held(optimizer, i, key, element) for i in groups]
+        doubt = ""
+        if any(isinstance(value, Tensor) and not value.is_cpu for value in held):
+            doubt = f"{title} is a tensor: every step waits for the device to read it; give a float"
         return ScalarAxis(
             title,
             [_place(optimizer, i, key, element) for i in groups],
             scale,
             width,
+            doubt=doubt,
             off=off,
             acts_in_step=True,
             bends_state=bends_state,
@@ -224,10 +254,8 @@ def _axes(
 
 
 def _place(optimizer: Optimizer, index: int, key: str, element: int | None) -> Place:
-    # The group is looked up every time: Optimizer.load_state_dict replaces its dictionary.
     def read() -> Any:
-        value = optimizer.param_groups[index][key]
-        return value if element is None else value[element]
+        return _held(optimizer, index, key, element)
 
     def write(value: float) -> None:
         group = optimizer.param_groups[index]
@@ -240,6 +268,12 @@ def _place(optimizer: Optimizer, index: int, key: str, element: int | None) -> P
             group[key] = type(group[key])(value if i == element else b for i, b in enumerate(group[key]))
 
     return Place(read, write)
+
+
+def _held(optimizer: Optimizer, index: int, key: str, element: int | None) -> Any:
+    # The group is looked up every time: Optimizer.load_state_dict replaces its dictionary.
+    value = optimizer.param_groups[index][key]
+    return value if element is None else value[element]
 
 
 def _choose(name: str, optimizer: Optimizer, key: str, groups: Sequence[int] | None) -> list[int]:
@@ -268,4 +302,4 @@ def _choose(name: str, optimizer: Optimizer, key: str, groups: Sequence[int] | N
 
 def _decouples(optimizer: Optimizer, index: int) -> bool:
     group = optimizer.param_groups[index]
-    return bool(group.get("decoupled_weight_decay", type(optimizer).__name__ in ("AdamW", "Lion")))
+    return bool(group.get("decoupled_weight_decay", type(optimizer).__name__ in _DECOUPLED))

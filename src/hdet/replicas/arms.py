@@ -55,9 +55,9 @@ class Arms:
         #: The global ranks of this rank's arm.
         self.members = everybody[self.index * self.size : (self.index + 1) * self.size]
         self._source = everybody[0]
-        #: Those who share their gradients with this rank; None for an arm of one, or where there is one arm.
+        #: Those who share their gradients with this rank; that of all ranks where there is one arm.
         self.process_group = process_group
-        if 1 < count < ranks:
+        if count > 1:
             # Only the members take part in making a group, so that no rank waits for another arm's.
             self.process_group = dist.new_group(
                 self.members, timeout=PATIENCE, use_local_synchronization=True

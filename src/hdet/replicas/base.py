@@ -1,4 +1,4 @@
-"""The one thing the engine knows of other replicas: how many there are, and three ways to meet them."""
+"""The one thing the engine knows of other replicas: how many there are, and how to meet them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mean = Callable[[], tuple[str, ...]]
 
 
 class Replicas(ABC):
-    """N copies of one model that share their gradients and differ in what they explore."""
+    """N copies of one model that differ in what they explore."""
 
     rank: int
     size: int
