@@ -140,7 +140,8 @@ _Scale = Annotated[
 _Workloads = Annotated[
     str | None,
     typer.Option(
-        callback=_known_workloads, help="Of regret: names of tasks, between commas; all if not given."
+        callback=_known_workloads,
+        help="Of regret: names of tasks, between commas; those of the table if not given.",
     ),
 ]
 _Seeds = Annotated[

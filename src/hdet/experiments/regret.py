@@ -31,14 +31,14 @@ from hdet.experiments.regret_chart import chart
 from hdet.experiments.regret_plan import Plan, Row, Rows, Run, planned, published
 from hdet.experiments.rows import environment, six_digits
 from hdet.replicas.launch import LocalProcesses, ReplicaError
-from hdet.workloads import WORKLOADS, newsfeed
+from hdet.workloads import WORKLOADS, feedstream, newsfeed
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 __all__ = ["chart", "complete", "recomputed", "run", "table"]
 
-_CAVEATS = {"newsfeed": newsfeed.CAVEAT}
+_CAVEATS = {"newsfeed": newsfeed.CAVEAT, "newsfeed-stream": feedstream.CAVEAT}
 _PUBLISHED_TIMEOUT_SECONDS = 600.0
 _MPS = "nvidia-cuda-mps-control"
 #: What the JSON file keeps of every run.
@@ -61,6 +61,10 @@ _QUICK = Plan(
 Say = Callable[[str], None]
 
 
+#: The tasks of the table.
+COMPARED = ("digits-mlp", "digits-cnn", "quadratic", "charlm", "images", "newsfeed")
+
+
 def run(
     quick: bool = False,
     device: str = "cpu",
@@ -79,7 +83,7 @@ def run(
     Args:
         quick: two tiny tasks and few arms, to see that it works; kept in memory unless ``rows`` is given.
         scale: ``"cpu"`` or ``"gpu"``, the size of the tasks; that of the device if None.
-        workloads: names from :data:`hdet.workloads.WORKLOADS`; all if None.
+        workloads: names from :data:`hdet.workloads.WORKLOADS`; those of the table if None.
         rows: the file that finished runs are appended to, ``runs/regret-<scale>-<device>.jsonl`` if None.
         processes: how many runs go on at a time, as many as there are cores if None.
         minutes: after so long no further run is started.
@@ -159,7 +163,7 @@ def _told(row: Row) -> str:
 
 
 def _checked(workloads: Sequence[str] | None) -> tuple[str, ...]:
-    names = tuple(WORKLOADS) if workloads is None else tuple(workloads)
+    names = COMPARED if workloads is None else tuple(workloads)
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown or not names:
         raise ValueError(
@@ -230,7 +234,7 @@ def _options(plan: Plan, quick: bool, with_published: bool) -> str:
     """The part of the command that :func:`hdet.experiments.machine.about` does not know."""
     given = "" if (plan.scale == "gpu") == (plan.device != "cpu") else f" --scale {plan.scale}"
     if not quick:
-        if plan.workloads != tuple(WORKLOADS):
+        if plan.workloads != COMPARED:
             given += f" --workloads {','.join(plan.workloads)}"
         given += f" --seeds {plan.seeds}" if plan.seeds != 3 else ""
     return given + (" --published" if with_published else "")

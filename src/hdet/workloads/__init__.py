@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hdet.workloads import charlm, digits, images, newsfeed, quadratic
+from hdet.workloads import charlm, digits, feedstream, images, newsfeed, quadratic
 from hdet.workloads.base import Batch, Workload, data_file
 
 __all__ = ["WORKLOADS", "Batch", "Workload", "data_file"]
@@ -20,4 +20,5 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "charlm": charlm.make,
     "images": images.make,
     "newsfeed": newsfeed.make,
+    "newsfeed-stream": feedstream.make,
 }

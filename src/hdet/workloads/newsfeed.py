@@ -30,12 +30,16 @@ from hdet.workloads.base import (
 from hdet.workloads.charlm import Block, init_weights
 
 __all__ = [
+    "BUCKETS",
     "CAVEAT",
+    "HISTORY",
+    "NO_ITEM",
     "TASKS",
     "Feed",
     "FeedModel",
     "Impression",
     "load",
+    "loss",
     "make",
     "make_few",
     "outputs",
@@ -44,19 +48,20 @@ __all__ = [
 
 CAVEAT = "KuaiRand rows are restricted to explicit like or hate: base rates are not those of a whole feed."
 TASKS = ("contribution", "like", "long_dwell")
+#: So many of a user's impressions before the candidate are seen.
+HISTORY = 16
+# Item 0 fills up a short history; videos are hashed into the others. An id for each video would give the
+# like away: of the training rows, those whose video comes once are hated (99.8 %), the others liked (98 %).
+# A model that learns this fails on the held-out rows, 56 % of which show a video that training never did.
+NO_ITEM, BUCKETS = 0, 1024
 
 _FILE = "kuairand_feed.tsv"
 _FLAGS = ("is_comment", "is_forward", "is_follow", "label", "long_view")
 _COLUMNS = ("user_id", "video_id", "time_ms", *_FLAGS)
-_HISTORY = 16
 _TRAIN_SHARE = 0.8
 _PROBE_ROWS = 1024
 _PROBE_BATCH = 256
-# Item 0 fills up a short history; videos are hashed into the others. An id for each video would give the
-# like away: of the training rows, those whose video comes once are hated (99.8 %), the others liked (98 %).
-# A model that learns this fails on the held-out rows, 56 % of which show a video that training never did.
-_NO_ITEM, _BUCKETS = 0, 1024
-_ITEMS = 1 + _BUCKETS
+_ITEMS = 1 + BUCKETS
 # Action 0 is none (no item, or the candidate, whose actions are asked for), else 1 + three bits.
 _ACTIONS = 1 + 2 ** len(TASKS)
 
@@ -111,7 +116,7 @@ class FeedModel(nn.Module):
         super().__init__()
         self.item = nn.Embedding(_ITEMS, width)
         self.action = nn.Embedding(_ACTIONS, width)
-        self.position = nn.Embedding(_HISTORY + 1, width)
+        self.position = nn.Embedding(HISTORY + 1, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(2))
         self.norm = nn.LayerNorm(width)
         self.heads = nn.Linear(width, len(TASKS))
@@ -126,7 +131,7 @@ class FeedModel(nn.Module):
         causal = torch.ones(length, length, dtype=torch.bool, device=items.device).tril()
         # A place without an item sees itself, since a softmax over nothing is not a number.
         itself = torch.eye(length, dtype=torch.bool, device=items.device)
-        visible = causal & ((items != _NO_ITEM)[:, None, None, :] | itself)
+        visible = causal & ((items != NO_ITEM)[:, None, None, :] | itself)
         for block in self.blocks:
             x = block(x, visible)
         last = self.norm(x[:, -1])
@@ -138,14 +143,14 @@ def load(path: Path) -> Feed:
     """Read, sort and split the impressions; an error names the file and the line."""
     # The file writes some impressions twice: the answer to the one would stand in the history of the other.
     rows = sorted(dict.fromkeys(_read(path)), key=lambda row: row.time_ms)
-    none = [(_NO_ITEM, 0)] * _HISTORY
+    none = [(NO_ITEM, 0)] * HISTORY
     past: dict[int, list[tuple[int, int]]] = defaultdict(lambda: list(none))
     history, candidate = [], []
     for _, moment in groupby(rows, key=lambda row: row.time_ms):
-        shown = [(row, 1 + zlib.crc32(str(row.video).encode()) % _BUCKETS) for row in moment]
+        shown = [(row, 1 + zlib.crc32(str(row.video).encode()) % BUCKETS) for row in moment]
         # Many impressions share a moment: none of them may see what the user did with another.
         for row, item in shown:
-            history.append(past[row.user][-_HISTORY:])
+            history.append(past[row.user][-HISTORY:])
             candidate.append(item)
         for row, item in shown:
             action = 1 + sum(target << bit for bit, target in enumerate(row.targets))
@@ -219,7 +224,7 @@ def _make(name: str, size: _Size, device: str, folder: str | Path | None) -> Wor
         name=name,
         steps=size.steps,
         build=build,
-        loss=_loss,
+        loss=loss,
         batches=lambda seed: shuffled(train, size.batch, generator(seed, "newsfeed batches")),
         probe=lambda seed: shuffled(probe, _PROBE_BATCH, generator(seed, "newsfeed probe")),
         held_out=in_parts(held_out, 512),
@@ -227,7 +232,7 @@ def _make(name: str, size: _Size, device: str, folder: str | Path | None) -> Wor
     )
 
 
-def _loss(model: nn.Module, batch: Batch) -> Tensor:
+def loss(model: nn.Module, batch: Batch) -> Tensor:
     """The sum over tasks of the mean binary cross-entropy."""
     return F.binary_cross_entropy_with_logits(*outputs(model, batch)) * len(TASKS)
 
