@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Protocol, SupportsFloat
@@ -22,9 +22,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hdet.announce import Announcer
 from hdet.controllers import Controller, RegressionController
 from hdet.converge import Converge
-from hdet.divergence import Measured, find_doubts, predicted_distances
+from hdet.divergence import find_doubts, predicted_distances
 from hdet.fan_out import Design, FanOut, bind, choose_design
-from hdet.held_out import HeldOut, judge
+from hdet.held_out import HeldOut
 from hdet.history import SyncRecord
 from hdet.horizon import Horizon
 from hdet.hyperparameters import (
@@ -36,10 +36,11 @@ from hdet.hyperparameters import (
     separate_learning_rates,
 )
 from hdet.layout import describe, parameter_device
+from hdet.meeting import Meeting, Met
 from hdet.probe import Probe
 from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
 from hdet.sharing import Gradients, Sharing, empty_signals
-from hdet.signals import TrainingLoss, mean_losses
+from hdet.signals import TrainingLoss
 from hdet.steering import Steering, by_horizon, take_factors
 
 __all__ = ["Ensemble", "Schedule"]
@@ -248,7 +249,15 @@ class Ensemble:
         with_state = sharing.own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
         self._converge = Converge(self._replicas, self._optimizer, model, with_state=with_state)
         self._horizon = horizon
-        self._undiverged = Measured(0.0, tuple(0.0 for _ in self._optimizer.param_groups), 0.0)
+        self._meet = Meeting(
+            self._caller,
+            self._replicas,
+            sharing,
+            self._fan_out,
+            self._converge,
+            self._held_out,
+            diverges=self._diverges,
+        )
         if horizon is not None:
             horizon.bind(self._caller, self._optimizer, self._replicas, diverges=self._diverges)
             horizon.start_at([axis.curve for axis in self._learning_rates])
@@ -533,52 +542,42 @@ class Ensemble:
     def _sync(self) -> SyncRecord:
         began = time.perf_counter()
         judged = self._horizon if self._window_is_over() else None
-        # The probe comes before the mean: a replica that diverged is judged at its own points.
-        probed = self._probe(judged.measure) if judged is not None else []
-        divergence, odd, compared = self._come_together()
-        own = [float(self._steps), float(self._round), divergence.distance, *self._signal.row(), *compared]
-        own += [axis.base for axis in self._fan_out.axes if axis.may_part]
-        rows = self._replicas.gather([*own, *(judged.displacements() if judged is not None else ()), *probed])
-        measured = self._check_steps(rows)
-        self._check_bases([row[7 + len(compared) : len(own)] for row in rows])
-        losses = mean_losses([row[3:7] for row in rows])
-        seen, level = judge([(row[7], row[8]) for row in rows]) if compared else ((), math.nan)
-        seen = self._sharing.by_arm(seen)
-        predicted = tuple(math.nan for _ in rows)
+        met = self._meet(self._steps, self._round, self._signal, judged)
+        self._since_sync = 0
+        predicted = tuple(math.nan for _ in met.losses)
         if self._collinear:
-            predicted = predicted_distances(self._fan_out.multipliers, divergence.displacements)
-        doubts = self._find_doubts(losses, measured, predicted, divergence.rounding)
+            predicted = predicted_distances(self._fan_out.multipliers, met.divergence.displacements)
+        doubts = self._find_doubts(met, predicted)
         self._fan_out.stand_down()
+        levels = self._fan_out.levels
         if judged is not None:
-            readings = [row[len(own) :] for row in rows]
             steered = by_horizon(
-                judged, self._learning_rates, self._fan_out.levels, self._steps, self._total_steps, readings
+                judged, self._learning_rates, levels, self._steps, self._total_steps, met.readings
             )
             if judged.went_back:
                 self._converge.forget()
         else:
-            verdicts = seen if compared else self._sharing.by_arm(losses)
             # Nothing would be trained any more at the value that a regression moves to at the last step.
             ended = self._regresses and self._steps == self._total_steps
             acts = self._steps >= self._control_after and not ended
-            steered = self._steering(self._fan_out.levels, verdicts, acts=acts)
+            steered = self._steering(levels, met.held_out or self._sharing.by_arm(met.losses), acts=acts)
         self._look_who_moved()
         for kind, doubt in doubts.items():
             self._announcer.say_once(logging.WARNING, doubt, kind)
-        events = [*odd, *steered.events]
+        events = [*met.odd, *steered.events]
         record = SyncRecord(
             step=self._steps,
             round=self._round,
-            losses=losses,
+            losses=met.losses,
             weights=steered.weights,
             hyperparameters=steered.hyperparameters,
-            distance_measured=measured,
+            distance_measured=met.distances,
             distance_predicted=predicted,
             milliseconds=(time.perf_counter() - began) * 1e3,
             events=(*dict.fromkeys(events), *doubts.values()),
             horizon=steered.horizon,
-            held_out=seen,
-            held_out_mean=level,
+            held_out=met.held_out,
+            held_out_mean=met.held_out_mean,
         )
         self._round += 1
         self._assign()
@@ -586,65 +585,12 @@ class Ensemble:
         self._announcer.publish(record, events)
         return record
 
-    def _come_together(self) -> tuple[Measured, tuple[str, ...], list[float]]:
-        """Converge; how far apart the replicas were, what was odd, and the held-out loss before and after."""
-        held_out = self._held_out
-        compared = self._probe(held_out.at_own) if held_out is not None else []
-        with self._fan_out.at_base():
-            divergence, odd = self._average(compared) if self._diverges else (self._undiverged, ())
-            compared += self._probe(held_out.at_mean) if held_out is not None else []
-        self._since_sync = 0
-        return divergence, odd, compared
-
-    def _average(self, compared: Sequence[float]) -> tuple[Measured, tuple[str, ...]]:
-        """The mean of the replicas; on gradients of their own, of those that were not lost."""
-        if not self._sharing.own_gradients:
-            return self._converge()
-        own = compared[0] if compared else self._signal.total()
-        losses = [row[0] for row in self._replicas.gather([own])]
-        lost = [r for r, loss in enumerate(losses) if not math.isfinite(loss)]
-        if not lost:
-            return self._converge()
-        if len(lost) == len(losses):
-            divergence, odd = self._converge()
-            return divergence, (*odd, "no replica has a finite loss: the weights are lost")
-        counts = self._replicas.rank not in lost
-        divergence, odd = self._converge(counts=counts, of=len(losses) - len(lost))
-        out = [f"replica {r} left out of the mean: its loss is {losses[r]}" for r in lost]
-        return divergence, (*odd, *out)
-
-    def _check_steps(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-        """All ranks are at the same step of the same round; how far each was from the mean."""
-        steps, rounds, measured = (tuple(column) for column in zip(*(row[:3] for row in rows), strict=True))
-        if len({*zip(steps, rounds, strict=True)}) > 1:
-            raise RuntimeError(
-                f"{self._caller}.step: the ranks are at different steps {[int(s) for s in steps]} of rounds "
-                f"{[int(r) for r in rounds]}; every rank must take the same optimizer steps"
-            )
-        return measured
-
-    def _check_bases(self, rows: Sequence[Sequence[float]]) -> None:
-        """Values that stand in modules can be loaded, or written, on one rank alone."""
-        if any(row != rows[0] for row in rows):
-            names = [axis.name for axis in self._fan_out.axes if axis.may_part]
-            k = next(k for k in range(len(names)) if len({row[k] for row in rows}) > 1)
-            raise RuntimeError(
-                f"{self._caller}.step: the base of {names[k]} must be the same on all ranks, got "
-                f"{', '.join(f'{row[k]:g}' for row in rows)}; load the same checkpoint everywhere, saved "
-                "within at_base(), and write the value on all ranks or none"
-            )
-
-    def _find_doubts(
-        self,
-        losses: Sequence[float],
-        measured: Sequence[float],
-        predicted: Sequence[float],
-        rounding: float,
-    ) -> dict[str, str]:
+    def _find_doubts(self, met: Met, predicted: Sequence[float]) -> dict[str, str]:
         if not self._diverges:
             return {}
-        doubts = find_doubts(losses, measured, predicted, rounding)
-        if self._sharing.own_gradients and max(measured) <= rounding:
+        rounding = met.divergence.rounding
+        doubts = find_doubts(met.losses, met.distances, predicted, rounding)
+        if self._sharing.own_gradients and max(met.distances) <= rounding:
             doubts["no divergence"] = (
                 "the replicas are at the same weights although each arm has gradients of its own: something "
                 "shares them, such as DistributedDataParallel over all ranks, or all have the same batches"
@@ -656,10 +602,6 @@ class Ensemble:
                     "momentum: what the controller finds does not last; turn that off, or do not explore it"
                 )
         return doubts
-
-    def _probe(self, measure: Callable[[], list[float]]) -> list[float]:
-        where = f"{self._caller}.step: step {self._steps}: the probe"
-        return self._replicas.together(where, measure)
 
     def _notice_no_step(self) -> None:
         self._calls_without_step += 1
