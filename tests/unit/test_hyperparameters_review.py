@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import hdet
 from hdet.fan_out import FanOut
 from hdet.hyperparameters import ScalarAxis
 from hdet.replicas.solo import SoloReplica
+from hdet.sharing import Sharing
 from hdet.steering import Steering
 
 
@@ -169,3 +171,53 @@ def test_a_regression_begins_with_values_that_differ() -> None:
     fan_out = FanOut(axes, arms=5, arm=0, design="permutation", seed=0, first_round=1)
     fan_out.assign(0)
     assert fan_out.levels[0] != fan_out.levels[1]
+
+
+def test_an_arm_with_a_rank_that_saw_nothing_is_unknown() -> None:
+    """Its ranks are one replica: what one of them could not measure, the others did not measure for it."""
+    arms = hdet.Arms(1)
+    arms.count, arms.ranks = 2, 4
+    sharing = Sharing("Ensemble", arms, Alike(0, 4), None)
+    first, second = sharing.by_arm([1.0, 2.0, math.nan, 3.0])
+    assert first == 1.5
+    assert math.isnan(second)
+
+
+def test_a_state_of_fewer_hyperparameters_says_nothing_to_a_regression() -> None:
+    optimizer = AdamW([nn.Parameter(torch.zeros(1))], weight_decay=0.1)
+    one = Steering(hdet.RegressionController(), hdet.WeightDecay().bind(optimizer))
+    axes = [*hdet.WeightDecay().bind(optimizer), *hdet.Betas(2).bind(optimizer)]
+    two = Steering(hdet.RegressionController(), axes)
+    fresh = two.state_dict()["joint"]
+    two.load_state_dict({**two.state_dict(), "joint": one.state_dict()["joint"]})
+    assert two.state_dict()["joint"] == fresh
+
+
+@pytest.mark.parametrize(("spread", "averaged"), [(0.5, True), (0.0, False)])
+def test_state_is_averaged_only_for_what_is_really_explored(spread: float, averaged: bool) -> None:
+    planned: list[int] = []
+
+    class Planning(Alike):
+        def plan_mean(self, tensors: Any, buffers: Any = ()) -> Any:
+            planned.append(len(tensors))
+            return super().plan_mean(tensors, buffers)
+
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = AdamW([weight])
+    explore = [hdet.LearningRate(), hdet.Betas(1, spread=spread)]
+    ensemble = hdet.Ensemble(optimizer, explore, sync_every=1, replicas=Planning())
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    ensemble.step(1.0)
+    assert planned[-1] == (3 if averaged else 1)
+
+
+def test_one_group_whose_decay_passes_through_the_gradient_bends_the_state() -> None:
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    groups = [{"params": [first]}, {"params": [second], "decoupled_weight_decay": True}]
+    for optimizer, bends in ((torch.optim.Adam([first], weight_decay=0.1), True), (AdamW([first]), False)):
+        (axis,) = hdet.WeightDecay().bind(optimizer)
+        assert axis.bends_state == bends
+    (axis,) = hdet.WeightDecay(spread=1.0).bind(torch.optim.Adam(groups, weight_decay=0.0))
+    assert axis.bends_state
+    assert axis.values([1.0])[0] == pytest.approx(1e-5 * (math.e - 1))

@@ -53,7 +53,7 @@ class WeightDecay:
         if self.groups is None:
             chosen = [i for i in chosen if float(optimizer.param_groups[i]["weight_decay"]) > 0] or chosen
         # Adam's decay is decoupled in AdamW alone; coupled, it passes through the optimizer's state.
-        coupled = not any(_decouples(optimizer, i) for i in chosen)
+        coupled = not all(_decouples(optimizer, i) for i in chosen)
         unit = _COUPLED_UNIT if coupled else _DECOUPLED_UNIT
         return _axes(
             "weight_decay",
