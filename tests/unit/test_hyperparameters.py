@@ -17,22 +17,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
+from fakes import Alike, Attention
 from hdet.history import SyncRecord
 from hdet.hyperparameters import ScalarAxis
 from hdet.hyperparameters.base import Place
 from hdet.hyperparameters.scales import LinearScale, LogScale, Scale
 from hdet.replicas import SoloReplica
 from hdet.spread import levels
-
-
-class Alike(SoloReplica):
-    """Rank r of N; the others say and hold the same as this one. In round 0 its level is z_r."""
-
-    def __init__(self, rank: int = 1, size: int = 2) -> None:
-        self.rank, self.size = rank, size
-
-    def gather(self, row: Sequence[float]) -> list[list[float]]:
-        return [list(row)] * self.size
 
 
 class Noisy(Alike):
@@ -243,16 +234,9 @@ def test_the_gradient_is_clipped_at_the_replicas_norm(how: str) -> None:
 # ---------------------------------------------------------------------- what the forward pass reads
 
 
-class Attention(nn.Module):
-    def __init__(self, scale: float | Tensor) -> None:
-        super().__init__()
-        if isinstance(scale, Tensor):
-            self.register_buffer("scale", scale)
-        else:
-            self.scale = scale
-
+class Softmax(Attention):
     def forward(self, logits: Tensor) -> Tensor:
-        return torch.softmax(logits * self.scale, -1)
+        return torch.softmax(super().forward(logits), -1)
 
 
 class Functional(nn.Module):
@@ -333,7 +317,7 @@ def test_attention_multiplies_its_logits_by_the_replicas_temperature(held: str) 
     for rank, level in enumerate(levels(3)):
         shape = () if held == "a buffer" else (1,)
         scale = 0.5 if held == "a float" else torch.full(shape, 0.5)
-        model = nn.Sequential(Attention(scale))
+        model = nn.Sequential(Softmax(scale))
         ensemble = explore(hdet.Temperature(model), rank, size=3, sync_every=1)
         p = model(torch.tensor([3.0, 0.0]))
         expected = 0.5 * math.exp(0.5 * level)

@@ -15,29 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import hdet
-from hdet.replicas import SoloReplica
-
-
-class Alike(SoloReplica):
-    """Rank r of N; the others say and hold the same as this one. In round 0 its level is z_r."""
-
-    def __init__(self, rank: int = 1, size: int = 2) -> None:
-        self.rank, self.size = rank, size
-
-    def gather(self, row: Sequence[float]) -> list[list[float]]:
-        return [list(row)] * self.size
-
-
-class Attention(nn.Module):
-    def __init__(self, scale: float | Tensor) -> None:
-        super().__init__()
-        if isinstance(scale, Tensor):
-            self.register_buffer("scale", scale)
-        else:
-            self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+from fakes import Alike, Attention
 
 
 class Scene:

@@ -12,21 +12,11 @@ from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, NAdam
 
 import hdet
+from fakes import Alike, Attention
 from hdet.fan_out import FanOut
 from hdet.hyperparameters import ScalarAxis
-from hdet.replicas.solo import SoloReplica
 from hdet.sharing import Sharing
 from hdet.steering import Steering
-
-
-class Alike(SoloReplica):
-    """Rank r of N; the others say and hold the same as this one."""
-
-    def __init__(self, rank: int = 0, size: int = 2) -> None:
-        self.rank, self.size = rank, size
-
-    def gather(self, row: Any) -> list[list[float]]:
-        return [list(row)] * self.size
 
 
 @pytest.mark.parametrize("how", ["positional", "by name"])
@@ -61,15 +51,9 @@ def test_lbfgs_is_clipped_at_every_evaluation() -> None:
     assert float(weight.detach().norm()) <= 1.0 + 1e-4
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.tensor(1.0))
-
-
 def test_a_buffer_that_somebody_loads_or_broadcasts_keeps_its_base() -> None:
     """DistributedDataParallel broadcasts buffers, a checkpoint holds another replica's value."""
-    model = Attention()
+    model = Attention(torch.tensor(1.0))
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     ensemble = hdet.Ensemble(
         optimizer, [hdet.Temperature(model)], gradients="none", replicas=Alike(1), sync_every=1

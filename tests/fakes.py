@@ -1,0 +1,33 @@
+"""Stand-ins that several test files share: other ranks without processes, a module with a temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from hdet.replicas import SoloReplica
+
+
+class Alike(SoloReplica):
+    """Rank r of N; the others say and hold the same as this one. In round 0 its level is z_r."""
+
+    def __init__(self, rank: int = 1, size: int = 2) -> None:
+        self.rank, self.size = rank, size
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        return [list(row)] * self.size
+
+
+class Attention(nn.Module):
+    """Logits times a temperature, which is a number or a buffer."""
+
+    def __init__(self, scale: float | Tensor) -> None:
+        super().__init__()
+        if isinstance(scale, Tensor):
+            self.register_buffer("scale", scale)
+        else:
+            self.scale = scale
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits * self.scale
