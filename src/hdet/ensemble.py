@@ -154,7 +154,7 @@ class Ensemble:
                 "control_after": repr(control_after),
                 "controller": repr(controller),
                 **(horizon.facts() if horizon is not None else {}),
-                "explore": repr(list(explore)),
+                "explore": repr(explore),
                 "gradients": repr(gradients),
                 "design": repr(design),
                 "probe": "none" if probe is None else "given",
@@ -193,9 +193,8 @@ class Ensemble:
     def _bind(self, explore: Sequence[Explorable], *, learning_rate_alone: bool) -> list[Axis]:
         """What is not to be found on one rank is refused on all; all begin at the same values."""
         axes: list[Axis] = []
-        if all(
-            isinstance(item, LearningRate) for item in explore
-        ):  # ranks have compared their groups already
+        # Ranks have compared their groups already: learning rates are no news.
+        if all(isinstance(item, LearningRate) for item in explore):
             return bind(self._caller, explore, self._optimizer, learning_rate_alone=learning_rate_alone)
 
         def bind_here() -> list[float]:
@@ -312,7 +311,8 @@ class Ensemble:
         """Call once after ``optimizer.step()``; returns the record of a sync when there was one.
 
         A call that follows no optimizer step (gradient accumulation, a step that GradScaler skipped) only
-        takes the loss. Between syncs nothing waits for the device.
+        takes the loss; on gradients of their own, where one rank alone may skip, it counts as a step.
+        Between syncs nothing waits for the device.
         """
         if loss is not None:
             self._signal.add(loss)
@@ -373,7 +373,7 @@ class Ensemble:
         and the time of the next sync stay as they are.
         """
         with self._fan_out.at_base():
-            _, events = self._converge()
+            _, events = self._meet.average(self._signal)
         self._since_sync = 0
         for event in events:
             self._announcer.say(logging.WARNING, event)
@@ -403,7 +403,8 @@ class Ensemble:
         """Remove the fan-out; what remains are the base values."""
         for handle in self._handles:
             handle.remove()
-        if self._since_sync and self._diverges and self._replicas.size > 1:
+        apart = self._sharing.own_gradients or self._fan_out.explores
+        if self._since_sync and apart and self._replicas.size > 1:
             self._announcer.say_once(
                 logging.WARNING,
                 f"detached {self._since_sync} steps after the last sync: the replicas' weights differ; call "

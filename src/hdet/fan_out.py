@@ -75,6 +75,11 @@ class FanOut:
         self._throughout = [(axis, level) for axis, level in own if level and not axis.acts_in_step]
         self._stand_up()
 
+    @property
+    def explores(self) -> bool:
+        """Whether any arm has another value than the base in this round."""
+        return any(map(any, self.levels))
+
     def doubt(self) -> str:
         """Whether the design tells hyperparameters apart poorly."""
         count = sum(axis.spread > 0 for axis in self.axes)

@@ -81,7 +81,7 @@ class Meeting:
         compared = self._replicas.together(where, self._held_out.at_own) if self._held_out else []
         undiverged = Measured(0.0, (0.0,) * len(self._fan_out.learning_rates), 0.0)
         with self._fan_out.at_base():
-            divergence, odd = self._average(compared, signal) if self._diverges else (undiverged, ())
+            divergence, odd = self.average(signal, compared) if self._diverges else (undiverged, ())
             compared += self._replicas.together(where, self._held_out.at_mean) if self._held_out else []
         own = [float(steps), float(round), divergence.distance, *signal.row(), *compared]
         own += [axis.base for axis in self._fan_out.axes if axis.may_part]
@@ -101,8 +101,13 @@ class Meeting:
             odd=odd,
         )
 
-    def _average(self, compared: Sequence[float], signal: TrainingLoss) -> tuple[Measured, tuple[str, ...]]:
-        """The mean of the replicas; on gradients of their own, of those that were not lost."""
+    def average(
+        self, signal: TrainingLoss, compared: Sequence[float] = ()
+    ) -> tuple[Measured, tuple[str, ...]]:
+        """The mean of the replicas; on gradients of their own, of those that were not lost.
+
+        Who was is seen by the held-out loss, or else by the training loss so far.
+        """
         if not self._sharing.own_gradients:
             return self._converge()
         own = compared[0] if compared else signal.total()

@@ -129,3 +129,22 @@ def leave_early(rank: int, converges: bool) -> list[str]:
 def test_whoever_leaves_replicas_apart_is_told(ranks: LocalProcesses, converges: bool) -> None:
     told = ranks.run(leave_early, converges, size=2)[0]
     assert len(told) == (0 if converges else 1)
+
+
+def converge_on_demand(rank: int) -> torch.Tensor:
+    model, optimizer, ensemble = build(rank)
+    ensemble.step(train_once(model, optimizer))
+    if rank == 1:
+        with torch.no_grad():
+            model.weight.fill_(math.nan)
+        ensemble.step(train_once(model, optimizer, step=False))
+    else:
+        ensemble.step(train_once(model, optimizer))
+    ensemble.converge()
+    return model.weight.detach()
+
+
+def test_a_lost_replica_has_no_part_in_a_mean_on_demand_either(ranks: LocalProcesses) -> None:
+    results = ranks.run(converge_on_demand)
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert torch.isfinite(results[0]).all()
