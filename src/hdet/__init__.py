@@ -18,7 +18,7 @@ from hdet.hyperparameters import (
 from hdet.one_cycle import OneCycleAutoLR
 from hdet.probe import Probe
 from hdet.replay import replay
-from hdet.replicas import Arms
+from hdet.replicas import Arms, StackedReplicas
 from hdet.warm_start import warm_start_
 
 __version__ = "0.1.0"
@@ -41,6 +41,7 @@ __all__ = [
     "Probe",
     "RegressionController",
     "SoftmaxController",
+    "StackedReplicas",
     "SyncRecord",
     "Temperature",
     "WeightDecay",

@@ -105,7 +105,12 @@ class AutoLR:
         except (TypeError, ValueError) as error:
             objection = error
         # The ranks compare before any of them objects, so that all raise together and none is left waiting.
-        replicas = find_replicas("AutoLR", device=parameter_device(optimizer), process_group=process_group)
+        replicas = find_replicas(
+            "AutoLR",
+            device=parameter_device(optimizer),
+            process_group=process_group,
+            optimizer=optimizer,
+        )
         kind = schedule if isinstance(schedule, str) else type(schedule).__name__
         replicas.agree("AutoLR", {"arguments": str(objection or "usable"), "schedule": repr(kind)})
         if objection is not None:

@@ -61,37 +61,38 @@ class Converge:
         if self._gauge is None:
             # A group added later is averaged, but not explored.
             groups = trained_parameters(self._optimizer)[: self._groups]
-            self._gauge = Divergence([[local(p) for p in group] for group in groups])
+            weights = [[local(p) for p in group] for group in groups]
+            self._gauge = Divergence(weights, self._replicas.here)
         return self._gauge
 
     def forget(self) -> None:
         """The weights will be others: count displacements anew from the next :meth:`begin`."""
         self._gauge = None
 
-    def __call__(self, *, counts: bool = True, of: int | None = None) -> tuple[Measured, tuple[str, ...]]:
+    def __call__(self, lost: Sequence[int] = ()) -> tuple[Measured, tuple[str, ...]]:
         """Average; how far this replica was from the mean, and what was odd. Every rank must call it.
 
         Args:
-            counts: whether this replica has a part in the mean. One that was lost takes the others'.
-            of: how many have; all of them by default.
+            lost: replicas that have no part in the mean, and take the others'.
         """
         mean = self.plan()
         gauge = self.begin()
         before = gauge.read()
-        size = self._replicas.size
-        if of is not None and of < size:
-            self._scale(0.0 if not counts else size / of)
+        if lost:
+            self._leave_out(lost)
         events = mean()
         return gauge.measure(before), events
 
     @torch.no_grad()
-    def _scale(self, factor: float) -> None:
+    def _leave_out(self, lost: Sequence[int]) -> None:
         """The mean of N of which some are 0 and the others N/n times themselves is the mean of those n."""
+        size = self._replicas.size
         for tensor in self._averaged:
-            if factor == 0:
-                tensor.zero_()  # not multiplied: it may not be finite
-            else:
-                tensor.mul_(factor)
+            for rank, row in enumerate(self._replicas.rows_of(tensor), start=self._replicas.rank):
+                if rank in lost:
+                    row.zero_()  # not multiplied: it may not be finite
+                else:
+                    row.mul_(size / (size - len(lost)))
 
     def plan(self) -> Mean:
         """The plan of the mean, made again only where the tensors are others than before.
@@ -103,7 +104,7 @@ class Converge:
         self._trained = now
         weights = [local(p) for p in averaged.values()]
         state: list[Tensor] = []
-        buffers = list(self._model.buffers()) if self._model is not None else []
+        buffers = self._replicas.buffers_of(self._model)
         if self._with_state:
             parameters = list(averaged.values())
             self._compare(parameters)

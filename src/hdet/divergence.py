@@ -25,18 +25,27 @@ _VALUES_PER_TENSOR = 256
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """This replica's distance from the mean, ‖D‖ for each group, and the size of rounding errors."""
+    """This replica's distance from the mean, ‖D‖ for each group, and the size of rounding errors.
 
-    distance: float
+    Of several replicas in one process, the distance is each one's, and the rest the first one's.
+    """
+
+    distance: float | Tensor
     displacements: tuple[float, ...]
     rounding: float
 
 
 class Divergence:
-    """Samples the weights of each parameter group before and after every mean."""
+    """Samples the weights of each parameter group before and after every mean.
 
-    def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        self._samples = [_sample(group) for group in groups]
+    Args:
+        groups: the weights.
+        replicas: how many this process holds; of several, weights are matrices with a row for each.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Tensor]], replicas: int = 1) -> None:
+        self._several = replicas > 1
+        self._samples = [_sample_rows(group) if self._several else _sample(group) for group in groups]
         # Scales a sample's norm to the whole group's.
         self._scales = [
             math.sqrt(sum(t.numel() for t in group) / max(1, sum(v.numel() for v in views)))
@@ -52,7 +61,7 @@ class Divergence:
     def read(self) -> list[Tensor]:
         """The sampled weights as they are now."""
         return [
-            torch.cat([view.to(views[0].device, torch.float32) for view in views])
+            torch.cat([view.to(views[0].device, torch.float32) for view in views], dim=-1)
             if views
             else torch.zeros(1)
             for views in self._samples
@@ -67,12 +76,15 @@ class Divergence:
         after = self.read()
         groups = list(zip(after, before, self._start, strict=True))
         differences = [b - a for a, b, _ in groups] + [a - s for a, _, s in groups] + after
-        norms = torch.stack([torch.linalg.vector_norm(d).cpu() for d in differences]).tolist()
-        scaled = [norm * scale for norm, scale in zip(norms, self._scales * 3, strict=True)]
+        norms = [torch.linalg.vector_norm(d, dim=-1).cpu() for d in differences]
+        distances = torch.stack([n * scale for n, scale in zip(norms, self._scales, strict=False)]).double()
+        scaled = [
+            float(norm.flatten()[0]) * scale for norm, scale in zip(norms, self._scales * 3, strict=True)
+        ]
         self._start = after
         n = len(groups)
         return Measured(
-            distance=math.hypot(*scaled[:n]),
+            distance=distances.norm(dim=0) if self._several else math.hypot(*scaled[:n]),
             displacements=tuple(scaled[n : 2 * n]),
             rounding=math.hypot(*(e * w for e, w in zip(self._epsilons, scaled[2 * n :], strict=True))),
         )
@@ -108,6 +120,12 @@ def find_doubts(
             "undoes the fan-out, such as weights broadcast or averaged elsewhere"
         )
     return doubts
+
+
+def _sample_rows(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Evenly spaced columns."""
+    columns = _TENSORS_PER_GROUP * _VALUES_PER_TENSOR
+    return [matrix.detach()[:, :: max(1, matrix.shape[1] // columns)] for matrix in matrices]
 
 
 def _sample(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -139,7 +139,10 @@ class Ensemble:
         self._caller = caller
         self._optimizer = optimizer
         self._replicas = replicas or find_replicas(
-            caller, device=parameter_device(optimizer), process_group=process_group
+            caller,
+            device=parameter_device(optimizer),
+            process_group=process_group,
+            optimizer=optimizer,
         )
         if self._replicas.size > 1:
             refuse_sharded(caller, optimizer, model, process_group)
@@ -190,6 +193,21 @@ class Ensemble:
         for doubt in self._doubts(model, by_training_loss=controller is not None and probe is None):
             self._announcer.say_once(logging.WARNING, doubt)
 
+    def _refuse_stacked(self, axes: Sequence[Axis], horizon: Horizon | None) -> None:
+        """What replicas in processes of their own can do, and rows of one matrix cannot."""
+        if horizon is not None:
+            raise TypeError(
+                f"{self._caller}: a horizon judges one model's path, got {self._replicas.size} replicas "
+                "stacked in one process; train one model on all their batches, or use one process per replica"
+            )
+        forward = [axis.name for axis in axes if axis.spread > 0 and not axis.acts_in_step]
+        if forward:
+            raise TypeError(
+                f"{self._caller}: replicas stacked in one process can differ in what the optimizer reads, "
+                f"got {', '.join(forward)}, which acts in the one forward pass of all; use one process per "
+                "replica"
+            )
+
     def _bind(self, explore: Sequence[Explorable], *, learning_rate_alone: bool) -> list[Axis]:
         """What is not to be found on one rank is refused on all; all begin at the same values."""
         axes: list[Axis] = []
@@ -222,23 +240,31 @@ class Ensemble:
         seed: int,
     ) -> None:
         sharing = self._sharing
+        if self._replicas.here > 1:
+            self._refuse_stacked(axes, horizon)
         self._regresses = isinstance(controller, RegressionController)
         chosen = choose_design(self._caller, design, axes, sharing.arms, regresses=self._regresses)
         refuse_shared_places(self._caller, axes)
         # Round 0 of the paper deals everything alike, which a regression could not take apart.
         first = 1 if self._regresses else 0
         self._fan_out = FanOut(
-            axes, arms=sharing.arms, arm=sharing.arm, design=chosen, seed=seed, first_round=first
+            axes,
+            arms=sharing.arms,
+            arm=sharing.arm,
+            here=self._replicas.here,
+            design=chosen,
+            seed=seed,
+            first_round=first,
         )
         self._steering = Steering(controller, axes)
-        self._held_out = None if probe is None else HeldOut(probe, self._fan_out)
+        self._held_out = None if probe is None else HeldOut(probe, self._fan_out, self._replicas.here)
         self._needs_loss = controller is not None and probe is None
         self._diverges = sharing.own_gradients or any(axis.spread > 0 for axis in axes)
         #: Whether the distance of the replicas follows from their multipliers: they lie on one line.
         self._collinear = not sharing.own_gradients and axes == self._fan_out.learning_rates
         #: Whether a controller has moved a learning rate off its schedule.
         self.moved = False
-        self._signal = TrainingLoss()
+        self._signal = TrainingLoss(self._replicas.here)
         self._optimizer_stepped = False
         self._calls_without_step = 0
         self._stepping = False
@@ -277,7 +303,7 @@ class Ensemble:
         if self._replicas.size > 1:
             own = self._sharing.own_gradients
             said += empty_signals(self._fan_out.axes, own_gradients=own, by_training_loss=by_training_loss)
-            if model is None and self._diverges:
+            if model is None and self._diverges and self._replicas.here == 1:
                 said.append(
                     "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"
                 )
@@ -302,7 +328,10 @@ class Ensemble:
 
     @property
     def replica_lrs(self) -> list[float]:
-        """The learning rate that this replica's next optimizer step uses, for each group."""
+        """The learning rate that this replica's next optimizer step uses, for each group.
+
+        Of several replicas in one process, the first one's; a record has all of them.
+        """
         self._leave_step()
         own = [row[self._sharing.arm] for row in self._fan_out.multipliers]
         return [axis.base * rho for axis, rho in zip(self._learning_rates, own, strict=True)]
@@ -436,7 +465,7 @@ class Ensemble:
             "horizon": None if self._horizon is None else self._horizon.state_dict(),
             "loss": {
                 "rank": self._replicas.rank,
-                "sum": self._signal.total(),
+                "sum": self._signal.state(),
                 "count": self._signal.count,
             },
         }

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
@@ -31,6 +33,7 @@ class FanOut:
         axes: what is explored.
         arms: how many different sets of values there are: one for each group of ranks that shares gradients.
         arm: this replica's.
+        here: how many replicas this process holds; ``arm`` is the first one's.
         design: how levels are dealt.
         seed: of the deal.
         first_round: the number of the design's round that is dealt first.
@@ -42,6 +45,7 @@ class FanOut:
         *,
         arms: int,
         arm: int,
+        here: int = 1,
         design: Design,
         seed: int,
         first_round: int = 0,
@@ -52,6 +56,7 @@ class FanOut:
         self.seed = seed
         self._arms = arms
         self._arm = arm
+        self._here = here
         self._deal = _DEAL[design]
         self._up = self._closed = False
         #: The level of every arm, for each axis.
@@ -70,10 +75,21 @@ class FanOut:
         by_name = dict(zip(spread_out, dealt, strict=True))
         nobody = (0.0,) * self._arms
         self.levels = [by_name.get(axis.name, nobody) for axis in self.axes]
-        own = [(axis, row[self._arm]) for axis, row in zip(self.axes, self.levels, strict=True)]
-        self._in_step = [(axis, level) for axis, level in own if level and axis.acts_in_step]
-        self._throughout = [(axis, level) for axis, level in own if level and not axis.acts_in_step]
+        own = [
+            (axis, self._own(row))
+            for axis, row in zip(self.axes, self.levels, strict=True)
+            if self._differs(row)
+        ]
+        self._in_step = [(axis, level) for axis, level in own if axis.acts_in_step]
+        self._throughout = [(axis, level) for axis, level in own if not axis.acts_in_step]
         self._stand_up()
+
+    def _differs(self, row: Sequence[float]) -> bool:
+        return any(row[self._arm : self._arm + self._here])
+
+    def _own(self, row: Sequence[float]) -> float | Tensor:
+        own = row[self._arm : self._arm + self._here]
+        return own[0] if self._here == 1 else torch.tensor(own, dtype=torch.float64)
 
     @property
     def explores(self) -> bool:

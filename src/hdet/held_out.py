@@ -11,6 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hdet.fan_out import FanOut
 from hdet.probe import Probe
 
@@ -23,28 +26,35 @@ class HeldOut:
     Args:
         probe: measures the loss.
         fan_out: whose regularisers are silent meanwhile.
+        here: how many replicas the probe's loss is of.
     """
 
-    def __init__(self, probe: Probe, fan_out: FanOut) -> None:
+    def __init__(self, probe: Probe, fan_out: FanOut, here: int = 1) -> None:
         self.probe = probe
         self._fan_out = fan_out
+        self._here = here
         self._batches: list[Any] = []
 
-    def at_own(self) -> list[float]:
+    def at_own(self) -> list[float | Tensor]:
         """The loss at this replica's weights, on new batches."""
         self._batches = self.probe.draw()
         return [self._measure()]
 
-    def at_mean(self) -> list[float]:
+    def at_mean(self) -> list[float | Tensor]:
         """The loss on the same batches, the weights being by now the mean's."""
         loss = self._measure()
         self._batches = []
         return [loss]
 
-    def _measure(self) -> float:
+    def _measure(self) -> float | Tensor:
         with self._fan_out.silenced():
-            losses = self.probe.losses(self._batches)
-        return math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan
+            losses = self.probe.losses_of_each(self._batches, self._here)
+        means = [_mean(column) for column in zip(*losses, strict=True)]
+        return means[0] if self._here == 1 else torch.tensor(means, dtype=torch.float64)
+
+
+def _mean(losses: Sequence[float]) -> float:
+    return math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan
 
 
 def judge(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], float]:

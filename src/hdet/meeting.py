@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from hdet.converge import Converge
 from hdet.divergence import Measured
 from hdet.fan_out import FanOut
@@ -83,7 +85,13 @@ class Meeting:
         with self._fan_out.at_base():
             divergence, odd = self.average(signal, compared) if self._diverges else (undiverged, ())
             compared += self._replicas.together(where, self._held_out.at_mean) if self._held_out else []
-        own = [float(steps), float(round), divergence.distance, *signal.row(), *compared]
+        own: list[float | Tensor] = [
+            float(steps),
+            float(round),
+            divergence.distance,
+            *signal.row(),
+            *compared,
+        ]
         own += [axis.base for axis in self._fan_out.axes if axis.may_part]
         along = [*(horizon.displacements() if horizon is not None else ()), *probed]
         rows = self._replicas.gather([*own, *along])
@@ -102,7 +110,7 @@ class Meeting:
         )
 
     def average(
-        self, signal: TrainingLoss, compared: Sequence[float] = ()
+        self, signal: TrainingLoss, compared: Sequence[float | Tensor] = ()
     ) -> tuple[Measured, tuple[str, ...]]:
         """The mean of the replicas; on gradients of their own, of those that were not lost.
 
@@ -118,8 +126,7 @@ class Meeting:
         if len(lost) == len(losses):
             divergence, odd = self._converge()
             return divergence, (*odd, "no replica has a finite loss: the weights are lost")
-        counts = self._replicas.rank not in lost
-        divergence, odd = self._converge(counts=counts, of=len(losses) - len(lost))
+        divergence, odd = self._converge(lost)
         out = [f"replica {r} left out of the mean: its loss is {losses[r]}" for r in lost]
         return divergence, (*odd, *out)
 

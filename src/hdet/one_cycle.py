@@ -128,7 +128,10 @@ class OneCycleAutoLR(OneCycleLR):
         # The ranks compare their arguments before any of them objects to one, so that all raise together
         # and none is left waiting.
         replicas = find_replicas(
-            "OneCycleAutoLR", device=parameter_device(optimizer), process_group=process_group
+            "OneCycleAutoLR",
+            device=parameter_device(optimizer),
+            process_group=process_group,
+            optimizer=optimizer,
         )
         if replicas.size > 1:
             refuse_sharded("OneCycleAutoLR", optimizer, model, process_group)

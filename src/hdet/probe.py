@@ -183,16 +183,18 @@ class Probe:
         Until the next draw the k-th batch meets the same random state in every call. A loss that is not
         finite is returned as it is.
         """
+        return [loss for (loss,) in self.losses_of_each(batches, 1)]
+
+    def losses_of_each(self, batches: Iterable[Any], replicas: int) -> list[list[float]]:
+        """As :meth:`losses`, where ``loss_fn`` returns the losses of several replicas at once."""
         values: list[Tensor | float] = []
         with torch.no_grad(), _weights_alone(self._model), _forked(self._model) as devices:
             for k, batch in enumerate(batches):
                 _reseed(devices, "losses", self._seed, self._draws, k)
-                values.append(_as_scalar(self._loss_fn(batch)))
+                values.append(_as_losses(self._loss_fn(batch), replicas))
             tensors = [value for value in values if isinstance(value, Tensor)]
-            if not tensors:
-                return [float(value) for value in values]
-            read = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist())
-        return [float(next(read) if isinstance(value, Tensor) else value) for value in values]
+            read = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist() if tensors else ())
+        return [next(read) if isinstance(value, Tensor) else [value] for value in values]
 
     def state_dict(self) -> dict[str, int]:
         """How many batches were drawn, and at which of them the present pass over an iterable began."""
@@ -302,16 +304,18 @@ def _reseed(devices: Sequence[int], *key: object) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def _as_scalar(loss: object) -> Tensor | float:
+def _as_losses(loss: object, replicas: int) -> Tensor | float:
     if isinstance(loss, Tensor):
-        if loss.numel() != 1 or loss.is_complex():
+        if loss.numel() != replicas or loss.is_complex():
+            wanted = "a real scalar" if replicas == 1 else f"the real losses of {replicas} replicas"
+            mend = "reduce it first, e.g. loss.mean()" if replicas == 1 else "use StackedReplicas.losses"
             raise ValueError(
-                f"Probe.losses: loss_fn must return a real scalar, got a tensor of shape {tuple(loss.shape)} "
-                f"and type {loss.dtype}; reduce it first, e.g. loss.mean()"
+                f"Probe.losses: loss_fn must return {wanted}, got a tensor of shape {tuple(loss.shape)} "
+                f"and type {loss.dtype}; {mend}"
             )
         # A copy, because the static output of a CUDA graph is written over by the next batch.
-        return loss.detach().reshape(()).clone()
-    if isinstance(loss, SupportsFloat):
+        return loss.detach().reshape(replicas).clone()
+    if isinstance(loss, SupportsFloat) and replicas == 1:
         return float(loss)
     raise TypeError(
         f"Probe.losses: loss_fn must return a scalar tensor or a number, got {type(loss).__name__}; return "

@@ -46,6 +46,11 @@ class Sharing:
                 f"{caller}: gradients must be arms of the {replicas.size} ranks here, got {gradients!r} of "
                 f"{gradients.ranks}; give Arms and {caller} the same process_group"
             )
+        if replicas.gradients not in (None, gradients):
+            raise ValueError(
+                f"{caller}: gradients must be what the replicas were stacked with, {replicas.gradients!r}, "
+                f"got {gradients!r}; give both the same"
+            )
         self._caller = caller
         self._replicas = replicas
         among = replicas.size if gradients == "all" else 1 if gradients == "none" else gradients.size

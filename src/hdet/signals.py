@@ -23,19 +23,25 @@ class TrainingLoss:
 
     A loss on an accelerator is only kept (its storage, not its graph) and summed there in batches; one on
     the CPU is read at once. Sums are float64 where the device has it.
+
+    Args:
+        replicas: how many this process holds; each loss is then a tensor of theirs, and so are the sums.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int = 1) -> None:
         self.count = 0
-        self.restored = (0.0, 0)
-        self._sum = 0.0
+        self._replicas = replicas
+        self.restored: tuple[float | Tensor, int] = (0.0, 0)
+        self._sum: float | Tensor = 0.0
         self._device_sum: Tensor | None = None
         self._pending: dict[int, Tensor] = {}
         self._storage_is_reused = False
 
     def add(self, loss: Tensor | SupportsFloat) -> None:
         """Take one loss: a tensor with one element, or anything that ``float()`` takes."""
-        if not isinstance(loss, Tensor):
+        if self._replicas > 1:
+            self._add_all(loss)
+        elif not isinstance(loss, Tensor):
             self._sum += float(loss)
         elif not loss.is_cpu:
             self._keep(loss)
@@ -46,25 +52,45 @@ class TrainingLoss:
                 raise _not_a_scalar(loss) from None
         self.count += 1
 
-    def row(self) -> list[float]:
+    def _add_all(self, losses: object) -> None:
+        if not isinstance(losses, Tensor) or losses.shape != (self._replicas,):
+            got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
+            raise ValueError(
+                f"step(loss): loss must be the losses of the {self._replicas} replicas in this process, as "
+                f"StackedReplicas.losses gives them, got {got}"
+            )
+        if losses.is_cpu:
+            self._sum = self._sum + losses.detach().double()
+        else:
+            self._keep(losses)
+
+    def row(self) -> list[float | Tensor]:
         """What this replica tells the others: sum and count, and how much of both is from before a resume."""
         return [self.total(), float(self.count), self.restored[0], float(self.restored[1])]
 
-    def total(self) -> float:
+    def total(self) -> float | Tensor:
         """The sum since the last reset. Waits for the device."""
         self._flush()
-        on_device = 0.0 if self._device_sum is None else float(self._device_sum)
-        return self._sum + on_device
+        if self._device_sum is None:
+            return self._sum
+        on_device = self._device_sum.cpu().double()
+        return self._sum + (on_device if self._replicas > 1 else float(on_device))
 
-    def reset(self, restored: tuple[float, int] = (0.0, 0)) -> None:
+    def state(self) -> float | list[float]:
+        """The sum in plain numbers."""
+        total = self.total()
+        return [float(value) for value in total] if isinstance(total, Tensor) else total
+
+    def reset(self, restored: tuple[float | list[float], int] = (0.0, 0)) -> None:
         """Begin an interval, or take up an interrupted one: sum and count of the losses before it."""
-        self.restored = restored
-        self._sum, self.count = restored
+        before, self.count = restored
+        self._sum = torch.tensor(before, dtype=torch.float64) if isinstance(before, list) else before
+        self.restored = (self._sum, self.count)
         self._device_sum = None
         self._pending.clear()
 
     def _keep(self, loss: Tensor) -> None:
-        if loss.numel() != 1:
+        if loss.numel() != self._replicas:
             raise _not_a_scalar(loss)
         address = loss.data_ptr()
         # A loss that is still kept cannot have been freed. The same address again therefore means that
@@ -73,7 +99,8 @@ class TrainingLoss:
         if address in self._pending:
             self._storage_is_reused = True
             self.count -= 1
-        self._pending[address] = loss.detach().reshape(()) if loss.dim() else loss.detach()
+        single = self._replicas == 1 and loss.dim()
+        self._pending[address] = loss.detach().reshape(()) if single else loss.detach()
         if self._storage_is_reused or len(self._pending) >= _FLUSH:
             self._flush()
 
@@ -81,7 +108,7 @@ class TrainingLoss:
         if not self._pending:
             return
         losses = torch.stack(list(self._pending.values()))
-        batch = losses.sum(dtype=torch.float32 if losses.device.type == "mps" else torch.float64)
+        batch = losses.sum(0, dtype=torch.float32 if losses.device.type == "mps" else torch.float64)
         self._device_sum = batch if self._device_sum is None else self._device_sum + batch
         self._pending.clear()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from hdet.replicas import ProcessGroup, find_replicas, local
+from hdet.replicas import ProcessGroup, StackedReplicas, find_replicas, local
 from hdet.replicas.averaging import distinct_tensors
 
 __all__ = ["warm_start_"]
@@ -18,7 +18,7 @@ __all__ = ["warm_start_"]
 
 @torch.no_grad()
 def warm_start_(
-    model: nn.Module | Iterable[Tensor],
+    model: nn.Module | Iterable[Tensor] | StackedReplicas,
     noise: float = 0.01,
     *,
     scope: Literal["global", "tensor"] = "global",
@@ -32,7 +32,7 @@ def warm_start_(
     tensors stay as they are; tied parameters are perturbed once. The global random state is not touched.
 
     Args:
-        model: a module, or its parameters.
+        model: a module, or its parameters, or replicas in this process.
         noise: ν ≥ 0.
         scope: ``"global"``, the paper: ‖θ‖ and d are those of all parameters together. ``"tensor"``, the
             authors' README: each tensor is perturbed in proportion to its own norm.
@@ -50,14 +50,19 @@ def warm_start_(
         raise ValueError(f"warm_start_: noise (ν) must be finite and at least 0, got {noise!r}")
     if scope not in ("global", "tensor"):
         raise ValueError(f"warm_start_: scope must be 'global' or 'tensor', got {scope!r}")
-    parameters = model.parameters() if isinstance(model, nn.Module) else model
-    tensors = [
-        torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        for tensor in distinct_tensors(local(p).detach() for p in parameters if p.requires_grad)
-    ]
-    if not tensors:
+    if isinstance(model, StackedReplicas):
+        for rank in range(model.size):
+            _perturb(distinct_tensors(model.slices(rank)), noise, scope, seed, rank)
         return
-    replicas = find_replicas("warm_start_", device=tensors[0].device, process_group=process_group)
+    parameters = model.parameters() if isinstance(model, nn.Module) else model
+    tensors = distinct_tensors(local(p).detach() for p in parameters if p.requires_grad)
+    if tensors:
+        replicas = find_replicas("warm_start_", device=tensors[0].device, process_group=process_group)
+        _perturb(tensors, noise, scope, seed, replicas.rank)
+
+
+def _perturb(tensors: Sequence[Tensor], noise: float, scope: str, seed: int, rank: int) -> None:
+    tensors = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
     mean_squares = [float(t.to(torch.float64).square().mean()) for t in tensors]
     if scope == "global":
         count = sum(t.numel() for t in tensors)
@@ -67,7 +72,7 @@ def warm_start_(
     for tensor, mean_square in zip(tensors, mean_squares, strict=True):
         generator = generators.get(tensor.device)
         if generator is None:
-            key = hashlib.sha256(f"warm start\0{seed}\0{replicas.rank}".encode()).digest()
+            key = hashlib.sha256(f"warm start\0{seed}\0{rank}".encode()).digest()
             generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(key[:7], "big"))
             generators[tensor.device] = generator
         epsilon = torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)

@@ -69,6 +69,7 @@ def test_public_names() -> None:
         "Probe",
         "RegressionController",
         "SoftmaxController",
+        "StackedReplicas",
         "SyncRecord",
         "Temperature",
         "WeightDecay",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -81,8 +82,11 @@ class Axis(ABC):
         """How far each replica's value lies from the base, bounds included, along the coordinate."""
 
     @abstractmethod
-    def fan_out(self, level: float) -> None:
-        """Let this replica's own value stand in its places until :meth:`restore`."""
+    def fan_out(self, level: float | Tensor) -> None:
+        """Let this replica's own value stand in its places until :meth:`restore`.
+
+        Of several replicas in one process, ``level`` has each one's, and so has what then stands there.
+        """
 
     @abstractmethod
     def restore(self) -> None:
@@ -120,7 +124,7 @@ _COARSEST = 4e-3
 class Place:
     """One place that holds a scalar: how to read it and how to write it."""
 
-    def __init__(self, read: Callable[[], object], write: Callable[[float], object]) -> None:
+    def __init__(self, read: Callable[[], object], write: Callable[[Any], object]) -> None:
         self._read = read
         self.write = write
 
@@ -191,7 +195,7 @@ class ScalarAxis(Axis):
         self._on_close = on_close
         #: The base while another value stands in the places, and that other value.
         self._base: float | None = None
-        self._standing: list[float] = []
+        self._standing: list[float | None] = []
         #: Where the base was put last; None before, and after a state was loaded.
         self._moved_to: float | None = None
         self._check_start()
@@ -223,9 +227,12 @@ class ScalarAxis(Axis):
         base = self.base
         return tuple(self._scale.offset(base, value) for value in self.values(levels))
 
-    def fan_out(self, level: float) -> None:
-        (value,) = self.values([level])
-        self._let_stand(value)
+    def fan_out(self, level: float | Tensor) -> None:
+        if isinstance(level, Tensor):
+            self._let_all_stand(torch.tensor(self.values(level.tolist()), dtype=torch.float64))
+        else:
+            (value,) = self.values([level])
+            self._let_stand(value)
 
     def silence(self) -> None:
         if self._off is not None:
@@ -305,6 +312,14 @@ class ScalarAxis(Axis):
                 with suppress(Exception):
                     place.write(base)
             raise
+        self._base = base
+
+    def _let_all_stand(self, values: Tensor) -> None:
+        self.restore()
+        base = self.base
+        for place in self._places:
+            place.write(values)
+        self._standing = [None] * len(self._places)
         self._base = base
 
     def _write(self, value: float) -> None:

@@ -67,7 +67,7 @@ class GroupLearningRate(Axis):
         # The schedule's own value, kept aside once group["lr"] no longer shows it.
         self._schedule_value: float | Tensor | None = None
         self._base: float | Tensor | None = None
-        self._own: float = 0.0
+        self._own: float | Tensor = 0.0
 
     @property
     def _group(self) -> dict[str, Any]:
@@ -100,11 +100,15 @@ class GroupLearningRate(Axis):
     def shift(self, by: float) -> None:
         self.move(self.factor * math.exp(by))
 
-    def fan_out(self, level: float) -> None:
+    def fan_out(self, level: float | Tensor) -> None:
         """Eq. 2. Let this replica's own value stand in ``group["lr"]`` until :meth:`restore`."""
-        multiplier = 1.0 + self.spread * level
         group = self._group
         lr = group["lr"]
+        if isinstance(level, Tensor):  # of several replicas: their optimizer holds no tensor but this one
+            self._base = lr
+            self._own = group["lr"] = lr * (1.0 + self.spread * level)
+            return
+        multiplier = 1.0 + self.spread * level
         if isinstance(lr, Tensor):
             self._base = lr.detach().clone()
             lr.mul_(multiplier)
@@ -116,7 +120,10 @@ class GroupLearningRate(Axis):
         """Put the base value back, bit for bit, unless somebody has written another one since."""
         if self._base is not None:
             group = self._group
-            if isinstance(group["lr"], Tensor) or group["lr"] == self._own:
+            if isinstance(self._own, Tensor):
+                group["lr"] = self._base if group["lr"] is self._own else group["lr"]
+                self._own = 0.0
+            elif isinstance(group["lr"], Tensor) or group["lr"] == self._own:
                 _write(group, self._base)
             self._base = None
 

@@ -257,10 +257,11 @@ def _place(optimizer: Optimizer, index: int, key: str, element: int | None) -> P
     def read() -> Any:
         return _held(optimizer, index, key, element)
 
-    def write(value: float) -> None:
+    def write(value: float | Tensor) -> None:
         group = optimizer.param_groups[index]
         held = read()
-        if isinstance(held, Tensor):
+        # A tensor of several values is one of every replica's own, and goes as it came.
+        if isinstance(held, Tensor) and held.numel() == 1 and not isinstance(value, Tensor):
             held.fill_(value)
         elif element is None:
             group[key] = value

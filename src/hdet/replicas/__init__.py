@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas
 from hdet.replicas.process import ProcessReplicas
 from hdet.replicas.refusals import refuse_sharded, refuse_wiring
 from hdet.replicas.solo import SoloReplica
+from hdet.replicas.stacked import StackedReplicas
+from hdet.replicas.stacked_optimizer import StackedOptimizer
 
 __all__ = [
     "Arms",
@@ -19,6 +22,7 @@ __all__ = [
     "ProcessReplicas",
     "Replicas",
     "SoloReplica",
+    "StackedReplicas",
     "find_replicas",
     "local",
     "refuse_sharded",
@@ -34,9 +38,20 @@ else:  # a torch built without it still trains one replica
 
 
 def find_replicas(
-    caller: str, *, device: torch.device, process_group: ProcessGroup | None = None
+    caller: str,
+    *,
+    device: torch.device,
+    process_group: ProcessGroup | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Replicas:
-    """The replicas of this process: the given group, else the default group, else it is alone."""
+    """The replicas that an optimizer steps, else the given group, else the default one, else it is alone."""
+    if isinstance(optimizer, StackedOptimizer):
+        if process_group is not None:
+            raise ValueError(
+                f"{caller}: process_group was given, but all replicas of this optimizer are in one process; "
+                "leave it out"
+            )
+        return optimizer.replicas
     if not (dist.is_available() and dist.is_initialized()):
         if process_group is not None:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["Mean", "Replicas"]
 
@@ -16,12 +16,20 @@ Mean = Callable[[], tuple[str, ...]]
 class Replicas(ABC):
     """N copies of one model that differ in what they explore."""
 
+    #: Of the first replica that this process holds.
     rank: int
     size: int
+    #: How many replicas this process holds. Where there are several, tensors have a first dimension for them.
+    here: int = 1
+    #: Who shares gradients, where the replicas themselves see to it.
+    gradients: str | None = None
 
     @abstractmethod
-    def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """Everybody's row, in order of rank. All rows have the same length; NaN passes unharmed."""
+    def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
+        """Everybody's row, in order of rank. All rows have the same length; NaN passes unharmed.
+
+        Where this process holds several replicas, an item is one number for all or a tensor of each one's.
+        """
 
     @abstractmethod
     def agree(self, caller: str, facts: Mapping[str, str]) -> None:
@@ -34,12 +42,20 @@ class Replicas(ABC):
         Integer buffers cannot be averaged: they become their maximum, and a difference is reported.
         """
 
-    def together(self, what: str, measure: Callable[[], list[float]]) -> list[float]:
+    def buffers_of(self, model: nn.Module | None) -> list[Tensor]:
+        """What the replicas hold beside parameters."""
+        return [] if model is None else list(model.buffers())
+
+    def rows_of(self, tensor: Tensor) -> list[Tensor]:
+        """A tensor of every replica that this process holds."""
+        return [tensor]
+
+    def together(self, what: str, measure: Callable[[], Sequence[float | Tensor]]) -> list[float | Tensor]:
         """What may fail on one rank fails on all of them, so that none is left waiting."""
         failure: Exception | None = None
-        measured: list[float] = []
+        measured: list[float | Tensor] = []
         try:
-            measured = measure()
+            measured = list(measure())
         except Exception as error:
             failure = error
         failed = [row[0] for row in self.gather([float(failure is not None)])]

@@ -50,7 +50,7 @@ class ProcessReplicas(Replicas):
         self._device = torch.device("cpu") if sends_from_cpu else device
         self._patience = patience
 
-    def gather(self, row: Sequence[float]) -> list[list[float]]:
+    def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
         rows = self._all_gather(torch.tensor(row, dtype=torch.float64, device=self._device))
         return [cast("list[float]", gathered.tolist()) for gathered in rows]
 

@@ -17,8 +17,8 @@ class SoloReplica(Replicas):
     rank = 0
     size = 1
 
-    def gather(self, row: Sequence[float]) -> list[list[float]]:
-        return [list(row)]
+    def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
+        return [[float(value) for value in row]]
 
     def agree(self, caller: str, facts: Mapping[str, str]) -> None:
         return None
