@@ -45,6 +45,7 @@ class Divergence:
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], replicas: int = 1) -> None:
         self._several = replicas > 1
+        self._nothing = torch.zeros(replicas, 1) if self._several else torch.zeros(1)
         self._samples = [_sample_rows(group) if self._several else _sample(group) for group in groups]
         # Scales a sample's norm to the whole group's.
         self._scales = [
@@ -63,7 +64,7 @@ class Divergence:
         return [
             torch.cat([view.to(views[0].device, torch.float32) for view in views], dim=-1)
             if views
-            else torch.zeros(1)
+            else self._nothing
             for views in self._samples
         ]
 

@@ -200,12 +200,12 @@ class Ensemble:
                 f"{self._caller}: a horizon judges one model's path, got {self._replicas.size} replicas "
                 "stacked in one process; train one model on all their batches, or use one process per replica"
             )
-        forward = [axis.name for axis in axes if axis.spread > 0 and not axis.acts_in_step]
-        if forward:
+        elsewhere = [axis.name for axis in axes if not axis.acts_in_step]
+        if elsewhere:
             raise TypeError(
-                f"{self._caller}: replicas stacked in one process can differ in what the optimizer reads, "
-                f"got {', '.join(forward)}, which acts in the one forward pass of all; use one process per "
-                "replica"
+                f"{self._caller}: replicas stacked in one process differ in what the optimizer reads from "
+                f"its groups, got {', '.join(elsewhere)}, which acts on all of them at once; use one process "
+                "per replica"
             )
 
     def _bind(self, explore: Sequence[Explorable], *, learning_rate_alone: bool) -> list[Axis]:
@@ -257,7 +257,7 @@ class Ensemble:
             first_round=first,
         )
         self._steering = Steering(controller, axes)
-        self._held_out = None if probe is None else HeldOut(probe, self._fan_out, self._replicas.here)
+        self._held_out = None if probe is None else HeldOut(probe, self._fan_out, self._replicas)
         self._needs_loss = controller is not None and probe is None
         self._diverges = sharing.own_gradients or any(axis.spread > 0 for axis in axes)
         #: Whether the distance of the replicas follows from their multipliers: they lie on one line.

@@ -8,7 +8,8 @@ probe the same batches or each its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from hdet.fan_out import FanOut
 from hdet.probe import Probe
+from hdet.replicas import Replicas
 
 __all__ = ["HeldOut", "judge"]
 
@@ -26,13 +28,13 @@ class HeldOut:
     Args:
         probe: measures the loss.
         fan_out: whose regularisers are silent meanwhile.
-        here: how many replicas the probe's loss is of.
+        replicas: whose losses the probe gives.
     """
 
-    def __init__(self, probe: Probe, fan_out: FanOut, here: int = 1) -> None:
+    def __init__(self, probe: Probe, fan_out: FanOut, replicas: Replicas) -> None:
         self.probe = probe
         self._fan_out = fan_out
-        self._here = here
+        self._replicas = replicas
         self._batches: list[Any] = []
 
     def at_own(self) -> list[float | Tensor]:
@@ -47,10 +49,22 @@ class HeldOut:
         return [loss]
 
     def _measure(self) -> float | Tensor:
-        with self._fan_out.silenced():
-            losses = self.probe.losses_of_each(self._batches, self._here)
+        here = self._replicas.here
+        with self._fan_out.silenced(), self._buffers_kept():
+            losses = self.probe.losses_of_each(self._batches, here)
         means = [_mean(column) for column in zip(*losses, strict=True)]
-        return means[0] if self._here == 1 else torch.tensor(means, dtype=torch.float64)
+        return means[0] if here == 1 else torch.tensor(means, dtype=torch.float64)
+
+    @contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        """The probe puts the model's buffers back, but does not know of those stacked in this process."""
+        stacked = self._replicas.buffers_of(self.probe.model) if self._replicas.here > 1 else []
+        before = [buffer.clone() for buffer in stacked]
+        try:
+            yield
+        finally:
+            for buffer, value in zip(stacked, before, strict=True):
+                buffer.copy_(value)
 
 
 def _mean(losses: Sequence[float]) -> float:

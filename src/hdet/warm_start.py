@@ -51,6 +51,10 @@ def warm_start_(
     if scope not in ("global", "tensor"):
         raise ValueError(f"warm_start_: scope must be 'global' or 'tensor', got {scope!r}")
     if isinstance(model, StackedReplicas):
+        if process_group is not None:
+            raise ValueError(
+                "warm_start_: process_group was given, but all replicas are in one process; leave it out"
+            )
         for rank in range(model.size):
             _perturb(distinct_tensors(model.slices(rank)), noise, scope, seed, rank)
         return

@@ -25,6 +25,7 @@ from hdet.controllers.regression import AxisState, RegressionController, fit
 from hdet.fan_out import FanOut
 from hdet.held_out import HeldOut, judge
 from hdet.hyperparameters import Axis
+from hdet.replicas import SoloReplica
 from hdet.spread import levels, orthogonal, permuted
 from hdet.steering import Steering
 
@@ -804,7 +805,7 @@ class Set:
             axes += item.bind(optimizer)
         self.fan_out = FanOut(axes, arms=4, arm=2, design="orthogonal", seed=3)
         self.probe = hdet.Probe(self.loss, self.batch, model=self.model, per_sync=2)
-        self.held_out = HeldOut(self.probe, self.fan_out)
+        self.held_out = HeldOut(self.probe, self.fan_out, SoloReplica())
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -880,7 +881,7 @@ def test_one_batch_without_a_finite_loss_makes_the_replica_unknown() -> None:
     probe = hdet.Probe(
         lambda batch: batch, [torch.tensor(1.0), torch.tensor(math.inf)], model=model, per_sync=2
     )
-    held_out = HeldOut(probe, FanOut([], arms=2, arm=0, design="permutation", seed=0))
+    held_out = HeldOut(probe, FanOut([], arms=2, arm=0, design="permutation", seed=0), SoloReplica())
     assert math.isnan(held_out.at_own()[0])
     assert math.isnan(held_out.at_mean()[0])
 

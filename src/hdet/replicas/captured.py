@@ -66,10 +66,10 @@ class CapturedPass:
         return recording.losses.clone()
 
     def _record(self, tensors: Sequence[Tensor], rebuild: Callable[[Sequence[Tensor]], Any]) -> _Recording:
-        inputs = [tensor.clone() for tensor in tensors]
+        device = self._replicas.matrices[0].device
+        inputs = [tensor.to(device, copy=True) for tensor in tensors]
         buffers = self._replicas.buffers_of(None)
         before = [buffer.clone() for buffer in buffers]
-        device = inputs[0].device if inputs else self._replicas.matrices[0].device
         random = torch.cuda.get_rng_state(device)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -88,7 +88,8 @@ class CapturedPass:
 
     def _run(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
         losses = self._replicas.losses(self._loss_fn, batch)
-        gradients = torch.autograd.grad(losses.sum(), self._replicas.matrices)
+        # A group that the loss does not reach has a gradient of 0, as a parameter within a group has.
+        gradients = torch.autograd.grad(losses.sum(), self._replicas.matrices, materialize_grads=True)
         return losses.detach(), [self._replicas.share_(gradient) for gradient in gradients]
 
 
