@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 try:
     import typer
     from rich.console import Console
+    from rich.status import Status
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("the hdet command needs typer and rich: pip install 'hdet[cli]'") from error
 
@@ -38,6 +39,18 @@ class Benchmark(str, Enum):
     regret = "regret"
     autolr = "autolr"
     hyperparameters = "hyperparameters"
+    feed = "feed"
+    stacked = "stacked"
+    replicas = "replicas"
+
+
+class Experiment(str, Enum):
+    """What of the paper can be repeated."""
+
+    table1 = "table1"
+    figure2 = "figure2"
+    figure3 = "figure3"
+    pretraining = "pretraining"
 
 
 class Device(str, Enum):
@@ -145,26 +158,31 @@ _Workloads = Annotated[
     ),
 ]
 _Seeds = Annotated[
-    int | None, typer.Option(min=1, help="Of regret and hyperparameters: how many; 3 if not given.")
+    int | None, typer.Option(min=1, help="Of regret, hyperparameters and replicas: how many; 3 if not given.")
 ]
 _Rows = Annotated[
     Path | None,
     typer.Option(
         dir_okay=False,
-        help="Of regret and hyperparameters: the file of finished runs, which are not run again; "
-        "runs/regret-SCALE-DEVICE.jsonl or runs/hyperparameters.jsonl if not given.",
+        help="Of regret, hyperparameters and replicas: the file of finished runs, which are not run again; "
+        "runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl or runs/replicas-DEVICE.jsonl if not "
+        "given.",
     ),
 ]
 _Processes = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Of regret: runs at a time. Of hyperparameters: replicas. One on each core if not given.",
+        help="Of regret and replicas: runs at a time. Of hyperparameters: replicas. One on each core if not "
+        "given.",
     ),
 ]
 _Minutes = Annotated[
     float | None,
-    typer.Option(min=0, help="Of regret and hyperparameters: after so long start no further run, and end."),
+    typer.Option(
+        min=0,
+        help="Of regret, hyperparameters and replicas: after so long start no further run, and end.",
+    ),
 ]
 _Published = Annotated[
     bool, typer.Option("--published", help="Of regret: also the published controller, on four processes.")
@@ -183,6 +201,7 @@ _IN_PARTS = frozenset({"seeds", "rows", "processes", "minutes", "chart"})
 _TAKES = {
     Benchmark.regret: _IN_PARTS | {"scale", "workloads", "with_published"},
     Benchmark.hyperparameters: _IN_PARTS,
+    Benchmark.replicas: _IN_PARTS - {"chart"},
 }
 
 
@@ -219,8 +238,7 @@ def bench(
     experiment = import_module(f"hdet.experiments.{name.value}")
     console = Console()
     with _plain_errors(), console.status(name.value) as status:
-        # Where a status line cannot be drawn anew, a log must still show where it stands.
-        say = status.update if console.is_terminal else partial(console.print, markup=False, highlight=False)
+        say = _progress(console, status)
         result = experiment.run(quick=quick, device=device.value, on_progress=say, **options)
     path = output or _evidence_folder() / f"{name.value}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,15 +251,84 @@ def bench(
         console.print(f"Drawn in {drawing}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+def reproduce(
+    name: Annotated[Experiment, typer.Argument(help="What of the paper to repeat.")],
+    scale: Annotated[
+        Scale, typer.Option(help="The size: minutes a seed on two cores, or one GPU.")
+    ] = Scale.cpu,
+    device: Annotated[
+        Device | None, typer.Option(help="Where to train; where the scale belongs if not given.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="KuaiRand's file, or its folder, instead of the synthetic feed."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs of each kind.")] = 3,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="The file of finished runs, which are not run again; runs/reproduce-TASK-SCALE.jsonl if not "
+            "given.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; one on each core if not given.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="After so long start no further run, and end.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="The folder to write to; docs/evidence where it is, else, or with --quick, runs/reproduce.",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny runs, to see that it works.")] = False,
+) -> None:
+    """Repeat an experiment of the paper at a size that one machine holds; stopped, it goes on from there."""
+    from hdet.experiments import reproduce as experiment
+
+    console = Console()
+    with _plain_errors(), console.status(name.value) as status:
+        try:
+            result = experiment.run(
+                name.value,
+                scale=scale.value,
+                device=device and device.value,
+                data=data,
+                seeds=seeds,
+                rows=rows,
+                processes=processes,
+                minutes=minutes,
+                quick=quick,
+                on_progress=_progress(console, status),
+            )
+        except (ValueError, FileNotFoundError) as error:
+            raise typer.BadParameter(str(error)) from error
+    folder = output or (Path("runs/reproduce") if quick else _evidence_folder("runs/reproduce"))
+    console.print(experiment.said(result), markup=False, highlight=False, soft_wrap=True)
+    with _plain_errors():
+        files = experiment.write(result, folder, _as_json(result))
+    console.print(f"Written to {', '.join(map(str, files))}", soft_wrap=True, highlight=False)
+
+
+def _progress(console: Console, status: Status) -> Callable[[str], None]:
+    """Where a status line cannot be drawn anew, a log must still show where it stands."""
+    return status.update if console.is_terminal else partial(console.print, markup=False, highlight=False)
+
+
 def _as_json(result: object) -> str:
     """Indented, with every list of plain values on one line. No string of JSON holds a line break."""
     text = json.dumps(result, indent=1)
     return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text) + "\n"
 
 
-def _evidence_folder() -> Path:
+def _evidence_folder(otherwise: str = "runs") -> Path:
     evidence = Path("docs/evidence")
-    return evidence if evidence.is_dir() else Path("runs")
+    return evidence if evidence.is_dir() else Path(otherwise)
 
 
 @contextmanager

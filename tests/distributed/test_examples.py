@@ -43,3 +43,10 @@ def test_hyperparameters() -> None:
     assert {"dropout", "label_smoothing", "weight_decay"} <= set(found)
     # Without looking for anything the same loop learns the wrong labels by heart, and ends at 2.2.
     assert float(last.split()[2]) < 1.6
+
+
+def test_stacked() -> None:
+    lines = run("stacked.py")
+    assert [int(line.split()[1]) for line in lines] == list(range(20, 201, 20))
+    losses = [float(line.split()[3]) for line in lines]
+    assert losses[-1] < losses[0]

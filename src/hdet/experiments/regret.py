@@ -8,16 +8,11 @@ in :mod:`hdet.experiments.regret_plan`, how in :mod:`hdet.experiments.regret_arm
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdet.experiments import machine
+from hdet.experiments import pool as pool_of_runs
+from hdet.experiments.pool import Say
 from hdet.experiments.regret_analysis import LOOKED_AT, analyse, grid, misled
 from hdet.experiments.regret_arms import RANKS, execute, execute_published, failure, prepare
 from hdet.experiments.regret_chart import chart
 from hdet.experiments.regret_plan import Plan, Row, Rows, Run, planned, published
-from hdet.experiments.rows import environment, six_digits
+from hdet.experiments.rows import six_digits
 from hdet.replicas.launch import LocalProcesses, ReplicaError
 from hdet.workloads import WORKLOADS, feedstream, newsfeed
 
@@ -40,7 +37,6 @@ __all__ = ["chart", "complete", "recomputed", "run", "table"]
 
 _CAVEATS = {"newsfeed": newsfeed.CAVEAT, "newsfeed-stream": feedstream.CAVEAT}
 _PUBLISHED_TIMEOUT_SECONDS = 600.0
-_MPS = "nvidia-cuda-mps-control"
 #: What the JSON file keeps of every run.
 _HEADER = (
     *("workload", "optimizer", "arm", "lr", "schedule", "seed"),
@@ -57,9 +53,6 @@ _QUICK = Plan(
     extensions=0,
     steps=60,
 )
-
-Say = Callable[[str], None]
-
 
 #: The tasks of the table.
 COMPARED = ("digits-mlp", "digits-cnn", "quadratic", "charlm", "images", "newsfeed")
@@ -100,7 +93,7 @@ def run(
     done = Rows(rows)
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     at_once = processes or os.cpu_count() or 1
-    with _workers(device, at_once, say) as pool:
+    with pool_of_runs.workers(device, at_once, say, prepare) as pool:
         complete(plan, done, pool, execute, at_once=at_once, deadline=deadline, say=say)
     if with_published:
         _run_published(plan, done, deadline, say)
@@ -123,23 +116,16 @@ def complete(
 
     The plan is asked anew after every result, since a sweep goes on where its best is at the edge.
     """
-    started: set[Run] = set()
-    pending: set[Future[Row]] = set()
-    while True:
-        runs = planned(plan, done.finished)
-        todo = [one for one in runs if one not in started and one not in done.finished]
-        if time.monotonic() < deadline:
-            for one in todo[: at_once - len(pending)]:
-                started.add(one)
-                pending.add(pool.submit(work, one))
-        if not pending:
-            return
-        ready, pending = wait(pending, return_when=FIRST_COMPLETED)
-        for future in ready:
-            row = future.result()
-            done.add(row)
-            finished = sum(one in done.finished for one in runs)
-            say(f"{finished} of {len(runs)}: {_told(row)}")
+    pool_of_runs.complete(
+        lambda: planned(plan, done.finished),
+        done,
+        pool,
+        work,
+        at_once=at_once,
+        deadline=deadline,
+        say=say,
+        told=_told,
+    )
 
 
 def _run_published(plan: Plan, done: Rows, deadline: float, say: Say) -> None:
@@ -170,61 +156,6 @@ def _checked(workloads: Sequence[str] | None) -> tuple[str, ...]:
             f"workloads must be some of {', '.join(WORKLOADS)}, got {', '.join(names) or 'none'}"
         )
     return names
-
-
-# ---------------------------------------------------------------------- processes
-
-
-@contextmanager
-def _workers(device: str, processes: int, say: Say) -> Iterator[Executor]:
-    """Processes of one thread each; on a GPU they share it at the same time, if they can."""
-    with ExitStack() as stack:
-        stack.enter_context(environment({"OMP_NUM_THREADS": "1"}))
-        if torch.device(device).type == "cuda":
-            stack.enter_context(_shared_gpu(say))
-        pool = ProcessPoolExecutor(
-            processes, multiprocessing.get_context("spawn"), initializer=prepare, initargs=(device,)
-        )
-        try:
-            yield pool
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _shared_gpu(say: Say) -> Iterator[None]:
-    """Kernels of different processes overlap under NVIDIA's multi-process service; else they take turns."""
-    kept = tempfile.TemporaryDirectory(prefix="hdet-mps-", ignore_cleanup_errors=True)
-    with kept as folder, ExitStack() as stack:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        with environment(places):
-            trouble = _command([_MPS, "-d"])
-            if not trouble:
-                stack.callback(_command, [_MPS], "quit\n", environment={**os.environ})
-                # The service may start and yet let nobody in: a process must have been there.
-                trouble = _command([sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"])
-        if trouble:
-            stack.close()
-            say(f"without the multi-process service: {trouble}")
-        else:
-            stack.enter_context(environment(places))
-            say("with the multi-process service")
-        yield
-
-
-def _command(command: Sequence[str], given: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """Run it; empty if all went well, else what did not."""
-    # A file, not a pipe: a daemon that holds on to a pipe would keep us waiting.
-    with tempfile.TemporaryFile() as said:
-        try:
-            code = subprocess.run(
-                command, input=given.encode(), stdout=said, stderr=said, timeout=90, env=environment
-            ).returncode
-        except (OSError, subprocess.SubprocessError) as error:
-            return str(error)
-        said.seek(0)
-        last = said.read().decode(errors="replace").strip().splitlines()[-1:]
-    return (last or [f"{command[0]} returned {code}"])[0] if code else ""
 
 
 # ---------------------------------------------------------------------- result
