@@ -1,10 +1,14 @@
 """The commands as a person runs them; ``doctor`` and ``demo`` start real processes."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import types
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +16,11 @@ import typer
 from typer.testing import CliRunner
 
 from hdet import __version__, history, replay
-from hdet.cli import app
+from hdet.cli import _TAKES, Benchmark, app
 from hdet.demo_published import MAX_LRS, Outcome, Run, verdict
 from hdet.doctor import Finding
 
+COMMANDS = ("demo", "demo-published", "doctor", "bench", "reproduce")
 run = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}).invoke
 
 
@@ -28,11 +33,11 @@ def test_version():
 def test_help_lists_every_command():
     result = run(app, ["--help"])
     assert result.exit_code == 0
-    for command in ("demo", "demo-published", "doctor", "bench"):
+    for command in COMMANDS:
         assert command in result.output
 
 
-@pytest.mark.parametrize("command", ["demo", "demo-published", "doctor", "bench"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_a_help_sentence(command):
     parameters = typer.main.get_command(app).commands[command].params
     assert parameters
@@ -145,6 +150,47 @@ def test_bench_prints_the_table_and_writes_the_json(tmp_path, monkeypatch):
     (tmp_path / "docs" / "evidence").mkdir(parents=True)
     assert run(app, ["bench", "step"]).exit_code == 0
     assert (tmp_path / "docs" / "evidence" / "step.json").exists()
+
+
+@pytest.mark.parametrize("name", Benchmark)
+def test_every_benchmark_can_be_run_and_shown(name):
+    experiment = import_module(f"hdet.experiments.{name.value}")
+    assert callable(experiment.table)
+    taken = inspect.signature(experiment.run).parameters.keys() - {"quick", "device", "on_progress"}
+    assert taken == _TAKES.get(name, frozenset()) - {"chart"}
+    assert hasattr(experiment, "chart") == ("chart" in _TAKES.get(name, ()))
+
+
+@pytest.mark.parametrize("option", sorted(set().union(*_TAKES.values())))
+def test_the_help_of_an_option_names_the_benchmarks_that_take_it(option):
+    parameters = typer.main.get_command(app).commands["bench"].params
+    (told,) = (p.help for p in parameters if p.name == option.removeprefix("with_"))
+    named = {name for name in _TAKES if re.search(rf"(Of|,|and) {name.value}\b", told.partition(":")[0])}
+    named |= {name for name in _TAKES if f". Of {name.value}:" in told}
+    assert named == {name for name, takes in _TAKES.items() if option in takes}
+
+
+def test_bench_hands_its_options_on_and_refuses_those_it_does_not_take(tmp_path, monkeypatch):
+    seen = {}
+
+    def measure(quick, device, on_progress, **options):
+        seen.update(options)
+        return {}
+
+    fake = types.SimpleNamespace(run=measure, table=lambda result: "shown")
+    monkeypatch.setitem(sys.modules, "hdet.experiments.replicas", fake)
+    monkeypatch.chdir(tmp_path)
+    given = ["--seeds", "2", "--rows", "kept.jsonl", "--processes", "1", "--minutes", "1.5"]
+    assert run(app, ["bench", "replicas", *given]).exit_code == 0
+    assert seen == {"seeds": 2, "rows": Path("kept.jsonl"), "processes": 1, "minutes": 1.5}
+    for name, options, takers in (
+        ("replicas", ["--chart", "drawn.svg"], "regret or hyperparameters"),
+        ("stacked", ["--seeds", "2"], "regret or hyperparameters or replicas"),
+        ("feed", ["--published"], "regret"),
+    ):
+        result = run(app, ["bench", name, *options])
+        assert result.exit_code == 2
+        assert f"only {takers} takes" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_bench_refuses_an_unknown_name():

@@ -21,7 +21,7 @@ import torch
 
 from hdet.experiments.rows import KeptRows, Row, environment
 
-__all__ = ["Say", "complete", "workers"]
+__all__ = ["Say", "complete", "shared_gpu", "workers"]
 
 Say = Callable[[str], None]
 _Run = TypeVar("_Run", bound=Hashable)
@@ -82,8 +82,11 @@ def workers(device: str, processes: int, say: Say, prepare: Callable[[str], None
 
 
 @contextmanager
-def shared_gpu(say: Say) -> Iterator[None]:
-    """Kernels of different processes overlap under NVIDIA's multi-process service; else they take turns."""
+def shared_gpu(say: Say) -> Iterator[bool]:
+    """Kernels of different processes overlap under NVIDIA's multi-process service; else they take turns.
+
+    Yields whether the service runs.
+    """
     kept = tempfile.TemporaryDirectory(prefix="hdet-mps-", ignore_cleanup_errors=True)
     with kept as folder, ExitStack() as stack:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
@@ -99,7 +102,7 @@ def shared_gpu(say: Say) -> Iterator[None]:
         else:
             stack.enter_context(environment(places))
             say("with the multi-process service")
-        yield
+        yield not trouble
 
 
 def _command(command: Sequence[str], given: str = "", environment: Mapping[str, str] | None = None) -> str:

@@ -3,7 +3,8 @@
 Under a schedule that ends near zero even a model that was wrecked half-way comes to rest, near the loss of
 who knows the base rates and nothing else. What there was to learn is therefore what the best plain run of the
 same seed, on the same batches, is ahead of that at the end; who ends without half of it, and had once been
-better, has crashed. Losses of the same batches are compared: weeks that are harder for all are no crash.
+better, has crashed. Losses of the same batches are compared, so that weeks which are harder for all count
+for little.
 """
 
 from __future__ import annotations

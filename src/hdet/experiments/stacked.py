@@ -51,8 +51,8 @@ def run(quick: bool = False, device: str = "cpu", on_progress: Say | None = None
     )
     rows = [*_all_stacked(plan, "stacked", plan.sizes, say), *_all_processes(plan, "processes", say)]
     if on_gpu:
-        with shared_gpu(say):
-            rows += _all_processes(plan, "processes, MPS", say)
+        with shared_gpu(say) as at_once:
+            rows += _all_processes(plan, "processes, MPS", say) if at_once else []
     rows += _all_stacked(plan, "stacked, measured again", [plan.compared], say)  # nothing drifted meanwhile
     goals = {
         f"{name}: stacked at least {_GOAL:g} × {way}, {gradients}": {"measured": ratio, "met": ratio >= _GOAL}
