@@ -283,7 +283,7 @@ def reproduce(
         Path | None,
         typer.Option(
             file_okay=False,
-            help="The folder to write to; docs/evidence where it is, else, or with --quick, runs/reproduce.",
+            help="The folder to write to; runs/reproduce if not given.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny runs, to see that it works.")] = False,
@@ -292,6 +292,11 @@ def reproduce(
     from hdet.experiments import reproduce as experiment
 
     console = Console()
+    folder = output or Path("runs/reproduce")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"--output must be a folder that can be made: {error}") from error
     with _plain_errors(), console.status(name.value) as status:
         try:
             result = experiment.run(
@@ -308,7 +313,6 @@ def reproduce(
             )
         except (ValueError, FileNotFoundError) as error:
             raise typer.BadParameter(str(error)) from error
-    folder = output or (Path("runs/reproduce") if quick else _evidence_folder("runs/reproduce"))
     console.print(experiment.said(result), markup=False, highlight=False, soft_wrap=True)
     with _plain_errors():
         files = experiment.write(result, folder, _as_json(result))
@@ -326,9 +330,9 @@ def _as_json(result: object) -> str:
     return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text) + "\n"
 
 
-def _evidence_folder(otherwise: str = "runs") -> Path:
+def _evidence_folder() -> Path:
     evidence = Path("docs/evidence")
-    return evidence if evidence.is_dir() else Path(otherwise)
+    return evidence if evidence.is_dir() else Path("runs")
 
 
 @contextmanager

@@ -497,7 +497,8 @@ class Ensemble:
         if self._held_out is not None and state.get("probe") is not None:
             self._held_out.probe.load_state_dict(state["probe"])
         loss = state["loss"]
-        if loss["rank"] == self._replicas.rank:
+        saved_here = len(loss["sum"]) if isinstance(loss["sum"], list) else 1
+        if loss["rank"] == self._replicas.rank and saved_here == self._replicas.here:
             self._signal.reset((loss["sum"], loss["count"]))
         else:
             self._signal.reset()

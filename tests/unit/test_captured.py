@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hdet
+from hdet.replicas import captured
+from hdet.replicas.batches import take_apart
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
@@ -111,3 +114,61 @@ def test_a_group_that_the_loss_does_not_reach_stays(device: str) -> None:
         replicas.optimizer.zero_grad()
     for name, rows in replicas.state_dict().items():
         assert torch.equal(rows, before[name]) == name.startswith("idle"), name
+
+
+# ---------------------------------------------------------------------- which passes are one recording
+
+
+def test_what_the_host_decides_by_is_a_recording_of_its_own() -> None:
+    def key(batch: Any, *modes: bool) -> Any:
+        return captured._key(take_apart(batch), modes)
+
+    x = torch.zeros(8, 3)
+    base = key({"x": x, "p": 0.5}, True)
+    assert key({"x": x + 1, "p": 0.5}, True) == base
+    others = [
+        key({"x": x[:4], "p": 0.5}, True),
+        key({"x": x.double(), "p": 0.5}, True),
+        key({"x": x, "p": 0.25}, True),
+        key([x, 0.5], True),
+        key({"x": x, "p": 0.5}, False),
+    ]
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    try:
+        torch.set_autocast_enabled("cuda", True)
+        for dtype in (torch.float16, torch.bfloat16):
+            torch.set_autocast_dtype("cuda", dtype)
+            others.append(key({"x": x, "p": 0.5}, True))
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+    assert len({base, *others}) == 8
+
+
+def test_the_oldest_recording_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    compute = replicas_on("cpu").capture(loss_fn)
+    monkeypatch.setattr(compute, "_record", lambda parts: (made.append(len(parts.tensors[0])), parts)[1])
+    for rows in (*range(4, 80, 4), 76, 4):
+        compute._recording(take_apart({"x": torch.zeros(rows, 6)}))
+    assert made == [*range(4, 80, 4), 4], "the latest is at hand, the first is not"
+    assert len(compute._recorded) == captured._KEPT
+
+
+@NEEDS_GPU
+def test_many_shapes_in_any_order_and_autocast() -> None:
+    """Recordings lie in one pool of memory: whichever is replayed, none has the numbers of another."""
+    plain, recorded = replicas_on("cuda", gradients="none"), replicas_on("cuda", gradients="none")
+    compute = recorded.capture(loss_fn)
+    order = [*range(8, 160, 8), *range(152, 0, -8), *range(8, 160, 40)]
+    for step, rows in enumerate(order):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=step % 3 == 0):
+            for batch in batches("cuda", 2, rows=rows):  # the gradients of two add up
+                losses = plain.losses(loss_fn, batch)
+                plain.backward(losses)
+                torch.testing.assert_close(compute(batch), losses.detach(), rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(recorded.matrices, plain.matrices, strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+        for replicas in (plain, recorded):
+            replicas.optimizer.zero_grad()
+    assert len(compute._recorded) == captured._KEPT

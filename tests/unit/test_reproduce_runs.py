@@ -229,3 +229,30 @@ def test_the_language_model_runs_as_well() -> None:
     assert "error" not in row
     assert list(row["factors"]) == GROUPS
     assert row["train"] < row["init"] - 0.5
+
+
+def test_warm_runs_of_a_seed_start_from_one_checkpoint_whoever_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run("feed", "tiny", "checkpoint", runs.PRETRAINING_LR, 3)
+    made: list[int] = []
+
+    def pretrained(run: Run, data: Path | None) -> dict[str, torch.Tensor]:
+        made.append(run.seed)
+        return {"weight": torch.full((2,), float(len(made)))}
+
+    monkeypatch.setattr(runs, "_pretrained", pretrained)
+    checkpoint = runs._checkpoint.__wrapped__  # as another process would call it
+    first, again = (checkpoint(run, None, tmp_path / "kept")["weight"].tolist() for _ in range(2))
+    assert (first, again, made) == ([1.0, 1.0], [1.0, 1.0], [3])
+    # One that was slower keeps nothing, and starts from the other's.
+    (tmp_path / "kept").rename(tmp_path / "aside")
+
+    def overtaken(run: Run, data: Path | None) -> dict[str, torch.Tensor]:
+        for file in (tmp_path / "aside").iterdir():
+            (tmp_path / "kept" / file.name).write_bytes(file.read_bytes())
+        return {"weight": torch.zeros(2)}
+
+    monkeypatch.setattr(runs, "_pretrained", overtaken)
+    assert checkpoint(run, None, tmp_path / "kept")["weight"].tolist() == [1.0, 1.0]
+    assert len(list((tmp_path / "kept").iterdir())) == 1

@@ -49,17 +49,22 @@ def test_on_gradients_of_its_own_a_row_is_torch_s_own_training(
 def test_an_optimizer_that_has_stepped_goes_on(
     make: Callable[..., Optimizer], settings: dict[str, Any]
 ) -> None:
-    model, data = mlp(), list(batches(6))
-    # In another order than the model's.
-    groups = [{"params": [*model[3].parameters()][::-1], "lr": 0.02}, {"params": list(model[0].parameters())}]
-    optimizer = make(groups, **{"lr": 0.05, **settings})
-    alone(model, optimizer, data[:3])
+    def started() -> tuple[nn.Module, Optimizer]:
+        model = mlp()
+        # In another order than the model's.
+        last = {"params": [*model[3].parameters()][::-1], "lr": 0.02}
+        optimizer = make([last, {"params": list(model[0].parameters())}], **{"lr": 0.05, **settings})
+        alone(model, optimizer, data[:3])
+        return model, optimizer
+
+    data = list(batches(6))
+    model, optimizer = started()
     replicas = hdet.StackedReplicas(model, optimizer, 2)
     before = [p.detach().clone() for p in model.parameters()]
     for x in data[3:]:  # both parts are the same batch, and so is the mean of their gradients
         train(replicas, torch.cat([x, x]))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    expected = alone(model, optimizer, data[3:])
+    expected = alone(*started(), data[3:])
     for row in rows_of(replicas):
         torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-6)
 

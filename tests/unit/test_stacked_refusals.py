@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, RMSprop
+from torch.utils.checkpoint import checkpoint
 
 import hdet
 from fakes import Attention
@@ -33,11 +33,53 @@ def wrapped() -> nn.Module:
         (lambda: nn.DataParallel(nn.Linear(3, 1)), "must be the bare module", "pass what it wraps"),
         (lambda: nn.Embedding(3, 2, sparse=True), "sparse gradients", "use dense ones"),
         (lambda: nn.Embedding(3, 2, max_norm=1.0), "max_norm", "use dense ones"),
+        (lambda: nn.Linear(3, 2, dtype=torch.complex64), "weight is torch.complex64", "view_as_real"),
     ],
 )
 def test_models_that_cannot_be_slices(make: Callable[[], nn.Module], reason: str, mend: str) -> None:
     with pytest.raises(TypeError, match=f"StackedReplicas: .*{reason}.*{mend}"):
         stack(make())
+
+
+def test_a_frozen_complex_parameter_is_a_constant() -> None:
+    model = mlp()
+    model.register_parameter("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False))
+    assert stack(model).losses(loss_fn, batches(1)[0]).shape == (4,)
+
+
+def test_a_lazy_module_has_no_shape_yet() -> None:
+    model = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(ValueError, match=r"0\.weight of a lazy module has none yet; call the model once"):
+        stack(model)
+    model(torch.zeros(1, 3))
+    stack(model)
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "module": lambda m: m[0].register_full_backward_hook(lambda *_: None),
+    "module before": lambda m: m[0].register_full_backward_pre_hook(lambda *_: None),
+    "parameter": lambda m: m[0].weight.register_hook(lambda grad: grad),
+    "parameter after": lambda m: m[0].weight.register_post_accumulate_grad_hook(lambda _: None),
+}
+
+
+@pytest.mark.parametrize("kind", list(HOOKS))
+def test_hooks_on_gradients_that_nobody_would_call(kind: str) -> None:
+    says = rf"must be forward hooks, and 0{' .Linear.' if 'module' in kind else '.weight'} has .*; remove it"
+    model = mlp()
+    hook = HOOKS[kind](model)
+    with pytest.raises(TypeError, match=f"StackedReplicas: .*{says}"):
+        stack(model)
+    hook.remove()
+    replicas, x = stack(model), batches(1)[0]
+    hook = HOOKS[kind](model)
+    with pytest.raises(TypeError, match=f"StackedReplicas.losses: .*{says}"):
+        replicas.losses(loss_fn, x)
+    hook.remove()
+    seen: list[int] = []
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    replicas.losses(loss_fn, x)
+    assert seen == [1], "forward hooks are called"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +133,12 @@ def test_arms_need_processes() -> None:
         hdet.StackedReplicas(3, SGD(mlp().parameters()), 2)  # type: ignore[arg-type]
 
 
+def penalty(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return gradient.square().mean()
+
+
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
@@ -99,6 +147,8 @@ def test_arms_need_processes() -> None:
         (lambda m, x: m(x).sum() * m(x).detach().numpy().max(), r"reads the values .*numpy"),
         (lambda m, x: m(x).sum() if m(x).sum() > 0 else -m(x).sum(), "decides by a value of a tensor"),
         (lambda m, x: m(x)[m(x) > 0].sum(), "shape depends on values"),
+        (lambda m, x: penalty(m, x), r"a gradient penalty; torch\.func\.grad can"),
+        (lambda m, x: checkpoint(m, x, use_reentrant=True).sum(), "as activation checkpointing is"),
     ],
 )
 def test_losses_that_cannot_run_as_slices(fn: Any, reason: str) -> None:
@@ -108,29 +158,36 @@ def test_losses_that_cannot_run_as_slices(fn: Any, reason: str) -> None:
         stack(mlp()).losses(fn, batches(1)[0])
 
 
+def test_a_gradient_penalty_by_torch_func_is_each_replica_s_own() -> None:
+    def functional(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: model(x).sum())(x).square().mean()
+
+    model, x = mlp(), batches(1)[0]
+    losses = stack(model).losses(functional, x)
+    for r in range(4):
+        torch.testing.assert_close(losses[r], penalty(model, x[4 * r : 4 * r + 4]))
+
+
+def test_what_is_recomputed_in_the_backward_pass() -> None:
+    replicas = stack(mlp())
+    losses = replicas.losses(lambda m, x: checkpoint(m, x, use_reentrant=False).sum(), batches(1)[0])
+    with pytest.raises(
+        TypeError, match=r"StackedReplicas\.backward: .*activation checkpointing.*one process per replica"
+    ):
+        replicas.backward(losses)
+
+
+def test_a_tensor_kept_from_another_pass() -> None:
+    kept: list[Tensor] = []
+    replicas = stack(mlp())
+    replicas.losses(lambda m, x: (kept.append(x), m(x).sum())[1], batches(1)[0])
+    with pytest.raises(TypeError, match=r"a tensor of a pass after it \(kept on self or in a list"):
+        replicas.losses(loss_fn, kept[0])
+
+
 def test_an_error_of_the_user_s_own_stays_as_it_is() -> None:
     with pytest.raises(RuntimeError, match=r"7\] but got: .*3\]|cannot be multiplied"):
         stack(mlp()).losses(loss_fn, torch.randn(8, 7))
-
-
-@dataclass
-class Sample:
-    x: Tensor
-
-
-@pytest.mark.parametrize(
-    ("batch", "reason"),
-    [
-        (torch.randn(6, 3), r"multiple of the 4 replicas, got a shape of \(6, 3\)"),
-        (torch.tensor(1.0), r"got a shape of \(\)"),
-        (torch.zeros(0, 3), r"got a shape of \(0, 3\)"),
-        ({"x": [torch.randn(8, 3), torch.randn(3)]}, r"got a shape of \(3,\)"),
-        (Sample(torch.randn(8, 3)), "got a Sample; pass a dict"),
-    ],
-)
-def test_batches_that_cannot_be_divided(batch: Any, reason: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=f"StackedReplicas.losses: .*{reason}"):
-        stack(mlp()).losses(loss_fn, batch)
 
 
 def test_losses_must_be_one_for_each_replica() -> None:
@@ -148,20 +205,26 @@ def test_losses_must_be_one_for_each_replica() -> None:
             ensemble.step(wrong)
 
 
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-        self.register_buffer("seen", torch.zeros(()))
+@pytest.mark.parametrize("replica", [9, 4, -1, True, 1.0])
+def test_an_index_of_no_replica(replica: Any) -> None:
+    replicas = stack(mlp())
+    for call in ("write_", "slices"):
+        with pytest.raises(
+            ValueError, match=rf"{call}: replica must be an integer from 0 to 3, got {replica}"
+        ):
+            getattr(replicas, call)(replica)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = self.seen + 1
-        return x @ self.weight
 
-
-def test_a_buffer_that_is_replaced_would_be_lost() -> None:
-    with pytest.raises(TypeError, match=r"buffers in place, got a new tensor in seen.*self\.seen\.copy_"):
-        stack(Counter()).losses(lambda m, x: m(x).sum(), batches(1)[0])
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [(1, "got a int"), ([0.0], "got a list"), (torch.zeros(3), r"got \(3,\)"), (None, "NoneType")],
+)
+def test_a_state_of_something_else(value: Any, got: str) -> None:
+    replicas = stack(mlp())
+    with pytest.raises(
+        ValueError, match=rf"load_state_dict: .*differs in 0\.bias: .*{got}.*; give what state_dict"
+    ):
+        replicas.load_state_dict({**replicas.state_dict(), "0.bias": value})
 
 
 @pytest.mark.parametrize(

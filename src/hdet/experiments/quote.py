@@ -2,7 +2,8 @@
 
 A document marks a place with ``<!-- quote: NAME -->`` … ``<!-- end -->``, and
 ``python -m hdet.experiments.quote`` fills every such place of README.md and docs/evidence.md from
-docs/evidence/NAME.json. A test fails when a document and its JSON part.
+docs/evidence/NAME.json; ``<!-- claims -->`` … ``<!-- end -->`` it fills with the table of all claims. A test
+fails when a document and its JSON part.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hdet.experiments import hyperparameters_analysis
+from hdet.experiments import claims, feed, hyperparameters_analysis, replicas, reproduce_text, stacked
 from hdet.experiments.regret_analysis import grid, misled
 
 __all__ = ["DOCUMENTS", "fill"]
 
 DOCUMENTS = ("README.md", "docs/evidence.md")
-_PLACE = re.compile(r"(<!-- quote: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- (?:quote: ([\w-]+)|claims) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str, evidence: Path) -> str:
     """``text`` with every marked place filled anew."""
 
     def quote(match: re.Match[str]) -> str:
+        if match[2] is None:
+            return f"{match[1]}{claims.table(evidence)}\n{match[3]}"
         result = json.loads((evidence / f"{match[2]}.json").read_text(encoding="utf-8"))
         return f"{match[1]}{_RENDER[result['experiment']](result)}\n\n{_source(result)}\n{match[3]}"
 
@@ -143,10 +146,15 @@ _RENDER = {
     "regret": _regret,
     "autolr": _autolr,
     "hyperparameters": _hyperparameters,
+    "feed": feed.markdown,
+    "stacked": stacked.markdown,
+    "replicas": replicas.markdown,
+    "reproduce": reproduce_text.markdown,
 }
+_OVER_SEEDS = ("regret", "hyperparameters", "replicas", "reproduce")
 _STATISTIC = {
     "autolr": "whole runs in the order A B B A",
-    **dict.fromkeys(("regret", "hyperparameters"), "means over seeds ± half of the 95 % confidence interval"),
+    **dict.fromkeys(_OVER_SEEDS, "means over seeds ± half of the 95 % confidence interval"),
 }
 
 

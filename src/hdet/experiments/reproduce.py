@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hdet.experiments import machine
 from hdet.experiments.pool import Say, complete, workers
 from hdet.experiments.regret_arms import prepare
@@ -76,6 +78,11 @@ def run(
     """
     task_name, file = _checked(name, scale, data, seeds)
     device = device or ("cuda" if scale == "gpu" else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "reproduce: device must be one that this machine has, got 'cuda': torch finds no GPU. With "
+            "--scale cpu it takes minutes on two cores; --device cpu runs the larger size there, for hours"
+        )
     say = on_progress or (lambda _: None)
     size = _QUICK_SCALE if quick else scale
     plan = Plan(task_name, size, seeds, device, digest(file) if file else "", NAMES[name])
@@ -93,7 +100,7 @@ def run(
             lambda: planned(plan, judged(done.finished, task.blind_loss)),
             done,
             pool,
-            partial(execute, data=file),
+            partial(execute, data=file, folder=rows and rows.with_suffix("")),
             at_once=at_once,
             deadline=deadline,
             say=say,
@@ -137,7 +144,10 @@ def _command(name: str, scale: str, device: str, file: Path | None, seeds: int, 
 
 
 def _result(name: str, plan: Plan, done: Rows, task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
-    finished = judged(done.finished, task.blind_loss)
+    known = judged(done.finished, task.blind_loss)
+    asked_for = set(planned(plan, known))
+    # The file may hold runs of an earlier plan as well.
+    finished = {run: row for run, row in known.items() if run in asked_for}
     made: dict[str, Any]
     if name == "figure2":
         made = curves(plan, finished)
@@ -187,6 +197,8 @@ def _caveats(plan: Plan, task: Task) -> list[str]:
         f"A warm start comes from a checkpoint of {task.pretraining_steps} steps at {PRETRAINING_LR:g}, on "
         f"{samples}: it has been trained for longer.",
     ]
+    if "AutoLR" in plan.lines:
+        found.append("Only AutoLR reads the samples of the probe, on which nobody trains.")
     if plan.task != "charlm":
         found.append(
             "The paper's losses are of other data, on another scale: compare signs and crashes, not values."

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hdet.experiments.reproduce_plan import PLAIN, Row, Run
+from hdet.experiments.reproduce_plan import PLAIN, SWEPT, Row, Run
 
 __all__ = ["RULE", "crash_step", "judged"]
 
@@ -34,7 +34,13 @@ def judged(rows: Mapping[Run, Row], blind: float) -> dict[Run, Row]:
     """
     best: dict[Run, Row] = {}
     for run, row in rows.items():
-        if run.configuration == PLAIN and row["train"] is not None and None not in row["loss"]:
+        # Of the sweep alone, which every table and figure has: they are to judge alike.
+        if (
+            run.configuration == PLAIN
+            and run.lr in SWEPT
+            and row["train"] is not None
+            and None not in row["loss"]
+        ):
             seed = _seed_of(run)
             best[seed] = min(row, best.get(seed, row), key=lambda one: one["train"])
     found = {}

@@ -18,6 +18,7 @@ from hdet.experiments.rows import KeptRows, Row
 __all__ = [
     "CONFIGURATIONS",
     "PLAIN",
+    "SWEPT",
     "Block",
     "Configuration",
     "Plan",
@@ -38,6 +39,8 @@ PLAIN = "Baseline"
 PAPER_LOW, PAPER_HIGH, RATIO = 1e-4, 9e-4, 9.0
 #: From 1e-4 to 10 in half decades, as exponents of √10.
 _EXPONENTS = tuple(range(-8, 3))
+#: Those learning rates.
+SWEPT = frozenset(map(learning_rate, _EXPONENTS))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,13 @@ weights. Losses stay on the device until the run is over.
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -75,20 +79,28 @@ _RECIPES = {
 }
 
 
-def execute(run: Run, data: Path | None = None) -> Row:
-    """The run's result, or its error; never raises. ``data`` is the file whose digest the run holds."""
+def execute(run: Run, data: Path | None = None, folder: Path | None = None) -> Row:
+    """The run's result, or its error; never raises.
+
+    Args:
+        run: what to run.
+        data: the file whose digest the run holds.
+        folder: where checkpoints are kept, so that all warm runs of a seed start from one.
+    """
     try:
         with seeded(run.seed):
-            return _execute(run, make(run.task, run.scale, run.device, data), data)
+            return _execute(run, make(run.task, run.scale, run.device, data), data, folder)
     except Exception as error:
         return failure(run, error)
 
 
-def _execute(run: Run, task: Task, data: Path | None) -> Row:
+def _execute(run: Run, task: Task, data: Path | None, folder: Path | None) -> Row:
     recipe = _RECIPES.get(run.configuration)
     start = task.workload.build(run.seed)
     if recipe is not None and recipe.warm:
-        start.load_state_dict(_checkpoint(run.task, run.scale, run.device, data, run.seed))
+        start.load_state_dict(
+            _checkpoint(replace(run, configuration="checkpoint", lr=PRETRAINING_LR), data, folder)
+        )
     began = time.perf_counter()
     if recipe is not None:
         trained = _train_replicas(run, task, start, recipe)
@@ -185,14 +197,36 @@ def _adam(model: nn.Module, lr: float) -> Adam:
 
 
 @cache
-def _checkpoint(task: str, scale: str, device: str, data: Path | None, seed: int) -> dict[str, Tensor]:
-    """What the warm runs of a seed start from: a plain run on samples of its own; made once in a process."""
-    made = make(task, scale, device, data)
-    model = made.workload.build(seed)
+def _checkpoint(run: Run, data: Path | None, folder: Path | None) -> dict[str, Tensor]:
+    """What the warm runs of a seed start from: a plain run on samples of its own.
+
+    A GPU does not train twice to the same bits, so the first process that is done keeps it for the others.
+    """
+    kept = None if folder is None else folder / f"checkpoint-{run.device}-{run.data or 'made'}-{run.seed}.pt"
+    if kept is None:
+        return _pretrained(run, data)
+    if not kept.exists():
+        folder_of_its_own = Path(tempfile.mkdtemp(dir=_made(kept.parent)))
+        torch.save(_pretrained(run, data), folder_of_its_own / "new.pt")
+        with suppress(FileExistsError):
+            os.link(folder_of_its_own / "new.pt", kept)
+        shutil.rmtree(folder_of_its_own)
+    state: dict[str, Tensor] = torch.load(kept, map_location=run.device, weights_only=True)
+    return state
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _pretrained(run: Run, data: Path | None) -> dict[str, Tensor]:
+    task = make(run.task, run.scale, run.device, data)
+    model = task.workload.build(run.seed)
     optimizer = _adam(model, PRETRAINING_LR)
-    schedule = OneCycleLR(optimizer, PRETRAINING_LR, made.pretraining_steps)
-    for batch in islice(made.pretraining(seed), made.pretraining_steps):
-        made.workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    schedule = OneCycleLR(optimizer, PRETRAINING_LR, task.pretraining_steps)
+    for batch in islice(task.pretraining(run.seed), task.pretraining_steps):
+        task.workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()

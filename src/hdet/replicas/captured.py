@@ -6,12 +6,14 @@ them. Replayed, they cost one start. What the host decides is decided once, when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from hdet.replicas.batches import Parts, take_apart
 
 if TYPE_CHECKING:
     from hdet.replicas.stacked import LossFn, StackedReplicas
@@ -20,6 +22,9 @@ __all__ = ["CapturedPass"]
 
 #: Passes before the recording, in which libraries and allocators settle.
 _WARM_UP = 3
+
+#: Recordings kept: each holds its inputs and gradients, and loaders make a few shapes, not hundreds.
+_KEPT = 16
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,14 @@ class _Recording:
 class CapturedPass:
     """Forward and backward pass of all replicas; :meth:`StackedReplicas.capture` makes it.
 
-    There is one recording for each shape of batch and each set of training flags. On a CPU nothing is
-    recorded, and the pass is run as it is.
+    There is one recording for each form of batch (shapes, and whatever in it is no tensor), each set of
+    training flags and each kind of autocast, of the latest sixteen. On a CPU nothing is recorded, and the
+    pass is run as it is.
 
     Args:
         replicas: whose pass it is.
-        loss_fn: from (model, batch) to a scalar. Numbers that it reads from elsewhere stay as recorded.
+        loss_fn: from (model, batch) to a scalar. Numbers that it reads from elsewhere stay as recorded, and
+            that the model is as it was stacked is asked when a pass is recorded, not when it is replayed.
     """
 
     def __init__(self, replicas: StackedReplicas, loss_fn: LossFn) -> None:
@@ -53,21 +60,27 @@ class CapturedPass:
             losses = self._replicas.losses(self._loss_fn, batch)
             self._replicas.backward(losses)
             return losses.detach()
-        tensors, rebuild, form = _taken_apart(batch)
-        key = (form, tuple((t.shape, t.dtype) for t in tensors), self._replicas.modes)
-        if key not in self._recorded:
-            self._recorded[key] = self._record(tensors, rebuild)
-        recording = self._recorded[key]
+        parts = take_apart(batch)
+        recording = self._recording(parts)
         kept = [None if m.grad is None else m.grad.clone() for m in matrices]
-        torch._foreach_copy_(recording.inputs, tensors)  # no public name: see replicas/averaging.py
+        if parts.tensors:
+            torch._foreach_copy_(recording.inputs, parts.tensors)  # no public name: see replicas/averaging.py
         recording.graph.replay()
         for matrix, before, gradient in zip(matrices, kept, recording.gradients, strict=True):
             matrix.grad = gradient if before is None else before.add_(gradient)
         return recording.losses.clone()
 
-    def _record(self, tensors: Sequence[Tensor], rebuild: Callable[[Sequence[Tensor]], Any]) -> _Recording:
+    def _recording(self, parts: Parts) -> _Recording:
+        key = _key(parts, self._replicas.modes)
+        if key not in self._recorded:
+            if len(self._recorded) >= _KEPT:
+                del self._recorded[next(iter(self._recorded))]
+            self._recorded[key] = self._record(parts)
+        return self._recorded[key]
+
+    def _record(self, parts: Parts) -> _Recording:
         device = self._replicas.matrices[0].device
-        inputs = [tensor.to(device, copy=True) for tensor in tensors]
+        inputs = [tensor.to(device, copy=True) for tensor in parts.tensors]
         buffers = self._replicas.buffers_of(None)
         before = [buffer.clone() for buffer in buffers]
         random = torch.cuda.get_rng_state(device)
@@ -75,11 +88,17 @@ class CapturedPass:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
-                self._run(rebuild(inputs))
+                self._run(parts.rebuild(inputs))
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            losses, gradients = self._run(rebuild(inputs))
+        # A recording may write over what another left: losses are copied at once, and gradients before the
+        # next replay. So all have one pool.
+        pool = next((other.graph.pool() for other in self._recorded.values()), None)
+        # What autocast has kept would be read when it is long gone, and what it keeps now lies in the pool.
+        torch.clear_autocast_cache()
+        with torch.cuda.graph(graph, pool=pool):
+            losses, gradients = self._run(parts.rebuild(inputs))
+        torch.clear_autocast_cache()
         # As if nobody had warmed up: statistics and random numbers go on from where they stood.
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
@@ -88,32 +107,11 @@ class CapturedPass:
 
     def _run(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
         losses = self._replicas.losses(self._loss_fn, batch)
-        # A group that the loss does not reach has a gradient of 0, as a parameter within a group has.
-        gradients = torch.autograd.grad(losses.sum(), self._replicas.matrices, materialize_grads=True)
-        return losses.detach(), [self._replicas.share_(gradient) for gradient in gradients]
+        return losses.detach(), self._replicas.gradients_of(losses)
 
 
-def _taken_apart(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any], Hashable]:
-    """The tensors of a batch, how to put others in their places, and what is left when they are gone."""
-    if isinstance(batch, Tensor):
-        return [batch], lambda tensors: tensors[0], "tensor"
-    if isinstance(batch, dict):
-        keys, items = list(batch), list(batch.values())
-    elif isinstance(batch, (tuple, list)):
-        keys, items = None, list(batch)
-    else:
-        return [], lambda _: batch, repr(batch)
-    parts = [_taken_apart(item) for item in items]
-    counts = [len(tensors) for tensors, _, _ in parts]
-
-    def rebuild(tensors: Sequence[Tensor]) -> Any:
-        built, start = [], 0
-        for count, (_, inner, _) in zip(counts, parts, strict=True):
-            built.append(inner(tensors[start : start + count]))
-            start += count
-        if keys is not None:
-            return dict(zip(keys, built, strict=True))
-        return type(batch)(*built) if hasattr(batch, "_fields") else type(batch)(built)
-
-    form = (type(batch).__name__, tuple(map(repr, keys or ())), tuple(inner for _, _, inner in parts))
-    return [tensor for tensors, _, _ in parts for tensor in tensors], rebuild, form
+def _key(parts: Parts, modes: tuple[bool, ...]) -> Hashable:
+    """What the host decides by: passes with the same are one recording."""
+    shapes = tuple((tensor.shape, tensor.dtype) for tensor in parts.tensors)
+    autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
+    return parts.form, shapes, modes, autocast

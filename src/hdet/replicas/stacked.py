@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +18,34 @@ from torch.optim import Optimizer
 
 from hdet.replicas.averaging import distinct_tensors
 from hdet.replicas.base import Mean, Replicas
+from hdet.replicas.batches import divide, take_apart
 from hdet.replicas.captured import CapturedPass
-from hdet.replicas.stacked_optimizer import StackedOptimizer, rule_of
-from hdet.replicas.stacked_refusals import refuse_model, refuse_parameters, why_not
+from hdet.replicas.stacked_optimizer import Place, StackedOptimizer, refuse_step, rule_of, stack_groups
+from hdet.replicas.stacked_refusals import (
+    explained,
+    layout_of,
+    refuse_changes,
+    refuse_index,
+    refuse_model,
+    refuse_other_shapes,
+    refuse_parameters,
+)
 
 __all__ = ["StackedReplicas"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
 
-class _Place(NamedTuple):
-    """Where a parameter of the model lies: in these columns of a matrix."""
+class _Arrivals:
+    """A hook of the matrices: whether a backward pass has added to their gradients since they were shared.
 
-    name: str
-    matrix: nn.Parameter
-    columns: slice
-    shape: torch.Size
+    It holds no replicas, which a matrix would then keep alive.
+    """
 
-    def rows(self, size: int) -> Tensor:
-        """The parameter of all replicas, without a graph."""
-        return self.matrix.detach()[:, self.columns].view(size, *self.shape)
+    new = False
+
+    def __call__(self, matrix: Tensor) -> None:
+        self.new = True
 
 
 class StackedReplicas(Replicas):
@@ -49,16 +56,20 @@ class StackedReplicas(Replicas):
     forward pass as a Python number (dropout's p, a temperature) cannot differ between slices of one pass.
 
     Args:
-        model: the bare module, on its device. It stays as it is, apart from modes and hooks that you set on
-            it, which all replicas follow, until :meth:`write_`.
+        model: the bare module, on its device, its weights loaded: its own ``load_state_dict`` does nothing to
+            the replicas afterwards. Modes and forward hooks that you set on it all replicas follow; hooks on
+            gradients are refused, and so is a model whose parameters or buffers change. Its values stay as
+            they are until :meth:`write_`.
         optimizer: torch's SGD, Adam or AdamW over the model's parameters: its groups, settings and state are
-            taken over, and it is not stepped any more.
+            taken over, and it refuses to step from then on.
         size: N ≥ 2.
         gradients: ``"all"`` replicas step by the mean of their gradients, as under DistributedDataParallel;
             with ``"none"`` each by its own.
 
     Every replica has dropout masks and BatchNorm statistics of its own. A parameter that a loss does not
-    reach has a gradient of 0, not none: Adam's moments and weight decay go on.
+    reach has a gradient of 0, not none: Adam's moments and weight decay go on. The gradients are not the
+    model's: clip them by :meth:`clip_grad_norm_`, for torch's own does nothing here. A deep copy is a copy of
+    model, rows and optimizer; schedulers and ensembles stay with the original, as they do with torch's.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -96,17 +107,22 @@ class StackedReplicas(Replicas):
         self.size = self.here = size
         self.gradients = gradients
         self._model = model
-        self._places: list[_Place] = []
+        self._layout = layout_of(model)
+        self._aliases = _aliases(model)
+        self._arrivals = _Arrivals()
         #: By name, a row for each replica.
         self._buffers = {
             name: torch.stack([buffer.detach()] * size) for name, buffer in model.named_buffers()
         }
         rule = rule_of(optimizer)
-        groups, states = self._stack(optimizer)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        refuse_parameters([p for g in optimizer.param_groups for p in g["params"] if p.requires_grad], names)
+        self._places, groups, states = stack_groups(optimizer, names, size)
         #: Steps all replicas; give this one to a scheduler.
         self.optimizer = StackedOptimizer(groups, optimizer.defaults, rule, self)
-        for matrix, state in states.items():
-            self.optimizer.state[matrix] = state
+        self.optimizer.state.update(states)
+        self._watch()
+        optimizer.register_step_pre_hook(refuse_step)
 
     # ------------------------------------------------------------------ training
 
@@ -116,49 +132,48 @@ class StackedReplicas(Replicas):
         Args:
             loss_fn: from (model, batch) to a scalar. It runs once for all replicas, so it must neither read
                 values (``.item()``, ``if tensor``) nor write to tensors from outside.
-            batch: a tensor, or tuples, lists and dicts of them. Each is divided along its first dimension:
-                replica r has the r-th of N equal parts. What is no tensor goes to all replicas.
+            batch: a tensor, or tuples, lists and mappings of them. Each is divided along its first dimension:
+                replica r has the r-th of N equal parts. Numbers and strings go to all replicas.
         """
-        parts, dimensions = _divided(batch, self.size)
+        call = "StackedReplicas.losses"
+        refuse_changes(call, self._layout, self._model)
+        tensors, rebuild, _ = take_apart(batch)
         compute = _Loss(self._model, loss_fn)
 
-        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], part: Any) -> Tensor:
-            loss: Tensor = functional_call(compute, {**parameters, **buffers}, (part,))
+        def one(rows: dict[str, Tensor], part: Sequence[Tensor]) -> Tensor:
+            values = {f"model.{alias}": rows[name] for alias, name in self._aliases.items() if name in rows}
+            # torch would tie by itself, but swaps a module twice that has two names, and restores rows.
+            loss: Tensor = functional_call(compute, values, (rebuild(part),), tie_weights=False)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
                 raise ValueError(
-                    f"StackedReplicas.losses: loss_fn must return a tensor of one element, got {got}; reduce "
-                    "it first, e.g. loss.mean()"
+                    f"{call}: loss_fn must return a tensor of one element, got {got}; reduce it first, e.g. "
+                    "loss.mean()"
                 )
             return loss.reshape(())
 
-        buffers = {f"model.{name}": stacked for name, stacked in self._buffers.items()}
-        every = vmap(one, in_dims=(0, 0 if buffers else None, dimensions), randomness="different")
-        try:
-            # Fused attention has no rule for torch.vmap on a CPU, which would run it N times; on a GPU its
-            # gradient fails there ("LSE is not correctly aligned", torch 2.11).
-            with sdpa_kernel(SDPBackend.MATH):
-                result: Tensor = every(self._parameters(), buffers, parts)
-        except (RuntimeError, NotImplementedError) as error:
-            if reason := why_not(str(error)):
-                raise TypeError(
-                    f"StackedReplicas.losses: {type(self._model).__name__} and loss_fn cannot run as slices "
-                    f"of one pass: {reason} ({str(error).splitlines()[0][:300]}); change that, or use one "
-                    "process per replica"
-                ) from error
-            raise
+        every = vmap(one, randomness="different")
+        # Fused attention has no rule for torch.vmap on a CPU, which would run it N times; on a GPU its
+        # gradient fails there ("LSE is not correctly aligned", torch 2.11).
+        with explained(call, self._model), sdpa_kernel(SDPBackend.MATH):
+            result: Tensor = every(self._parameters() | self._buffers, divide(tensors, self.size))
         return result
 
     def backward(self, losses: Tensor) -> None:
-        """The gradient of each replica's own loss; with ``gradients="all"`` the mean of them, for all."""
+        """The gradient of each replica's own loss; with ``gradients="all"`` the mean of them, for all.
+
+        A backward pass of your own does the same: of the sum of the losses, not the mean, as in
+        ``scaler.scale(losses.sum()).backward()``. A step that a ``GradScaler`` skips, all replicas skip, also
+        on gradients of their own.
+        """
         if losses.shape != (self.size,):
             raise ValueError(
                 f"StackedReplicas.backward: losses must be the {self.size} of losses(), not reduced, got a "
                 f"tensor of shape {tuple(losses.shape)}"
             )
-        losses.sum().backward()  # type: ignore[no-untyped-call]
-        for gradient in self._gradients():
-            self.share_(gradient)
+        with explained("StackedReplicas.backward", self._model):
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+        self.share_gradients_()
 
     def capture(self, loss_fn: LossFn) -> CapturedPass:
         """:meth:`losses` and :meth:`backward` in one call, which a GPU replays from a recording.
@@ -182,9 +197,24 @@ class StackedReplicas(Replicas):
             gradient.copy_(gradient.mean(0, keepdim=True).expand_as(gradient))
         return gradient
 
+    def share_gradients_(self) -> None:
+        """Share what backward passes have added since the last call; ``optimizer.step`` begins with it."""
+        if self._arrivals.new:
+            for gradient in self._gradients():
+                self.share_(gradient)
+            self._arrivals.new = False
+
+    def gradients_of(self, losses: Tensor) -> list[Tensor]:
+        """What :meth:`backward` would add to the gradient of each matrix, shared."""
+        with explained("StackedReplicas.backward", self._model):
+            # A group that the loss does not reach has a gradient of 0, as a parameter within a group has.
+            gradients = torch.autograd.grad(losses.sum(), self.matrices, materialize_grads=True)
+        return [self.share_(gradient) for gradient in gradients]
+
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the norm of every replica's gradient, as ``torch.nn.utils`` does for one; the norms before."""
+        self.share_gradients_()
         gradients = list(self._gradients())
         if not gradients:
             return torch.zeros(self.size)
@@ -197,11 +227,13 @@ class StackedReplicas(Replicas):
     @torch.no_grad()
     def write_(self, replica: int | None = None) -> None:
         """Write a replica, or the mean of all, into the model that they are replicas of."""
-        own = dict(self._model.named_parameters())
-        stacked: list[tuple[Tensor, Tensor]] = []
-        stacked += [(own[place.name], place.rows(self.size)) for place in self._places]
-        stacked += [(buffer, self._buffers[name]) for name, buffer in self._model.named_buffers()]
-        for tensor, rows in stacked:
+        if replica is not None:
+            refuse_index("StackedReplicas.write_", replica, self.size)
+        refuse_other_shapes("StackedReplicas.write_", self._layout, self._model)
+        rows_of = {place.name: place.rows(self.size) for place in self._places} | self._buffers
+        for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
+            if (rows := rows_of.get(name)) is None:  # not trained
+                continue
             if replica is not None:
                 tensor.copy_(rows[replica])
             else:
@@ -210,6 +242,7 @@ class StackedReplicas(Replicas):
 
     def slices(self, replica: int) -> list[Tensor]:
         """The trained parameters of one replica, in the model's order; writing to them writes to it."""
+        refuse_index("StackedReplicas.slices", replica, self.size)
         return [place.rows(self.size)[replica] for place in self._places]
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -221,12 +254,17 @@ class StackedReplicas(Replicas):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up where :meth:`state_dict` left off."""
         held = {place.name: place.rows(self.size) for place in self._places} | self._buffers
-        shapes, given = ({name: t.shape for name, t in some.items()} for some in (held, state))
+        shapes = {name: tuple(rows.shape) for name, rows in held.items()}
+        given = {
+            name: tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            for name, value in state.items()
+        }
         odd = [name for name in {**shapes, **given} if shapes.get(name) != given.get(name)]
         if odd:
             raise ValueError(
                 f"StackedReplicas.load_state_dict: the state must be of {self.size} replicas of this model, "
-                f"and differs in {', '.join(odd[:3])}"
+                f"and differs in {', '.join(odd[:3])}: got {given.get(odd[0], 'none')} for "
+                f"{shapes.get(odd[0], 'none')}; give what state_dict() of as many replicas returned"
             )
         for name, rows in held.items():
             rows.copy_(state[name])
@@ -284,57 +322,10 @@ class StackedReplicas(Replicas):
 
     # ------------------------------------------------------------------ how they are stacked
 
-    def _stack(self, optimizer: Optimizer) -> tuple[list[dict[str, Any]], dict[Tensor, dict[str, Any]]]:
-        """The optimizer's groups and state with matrices for parameters, one for each type of number."""
-        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        refuse_parameters(held, names)
-        groups: list[dict[str, Any]] = []
-        states: dict[Tensor, dict[str, Any]] = {}
-        for group in optimizer.param_groups:
-            trained = [p for p in group["params"] if p.requires_grad]
-            matrices = []
-            for dtype in dict.fromkeys(p.dtype for p in trained):
-                same = [p for p in trained if p.dtype == dtype]
-                flat = torch.cat([p.detach().reshape(-1) for p in same])
-                matrix = nn.Parameter(flat.repeat(self.size, 1))
-                matrices.append(matrix)
-                if state := self._stacked_state(optimizer, same):
-                    states[matrix] = state
-                ends = torch.tensor([p.numel() for p in same]).cumsum(0).tolist()
-                for p, end in zip(same, ends, strict=True):
-                    columns = slice(end - p.numel(), end)
-                    self._places.append(_Place(names[id(p)], matrix, columns, p.shape))
-            decoupled = type(optimizer) is torch.optim.AdamW
-            settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-            groups.append({"decoupled_weight_decay": decoupled, **settings, "params": matrices})
-        order = {name: k for k, name in enumerate(names.values())}
-        self._places.sort(key=lambda place: order[place.name])
-        return groups, states
-
-    def _stacked_state(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> dict[str, Any]:
-        """What the optimizer remembers of some parameters, for every replica alike."""
-        kept = [optimizer.state.get(p, {}) for p in parameters]
-        if not any(kept):
-            return {}
-        if (
-            any(state.keys() != kept[0].keys() for state in kept)
-            or len({_steps(state) for state in kept}) > 1
-        ):
-            raise ValueError(
-                "StackedReplicas: optimizer must remember the same of every parameter of a group, and has "
-                "stepped some of them more often than others; stack replicas of a fresh optimizer"
-            )
-        tensors = [key for key, value in kept[0].items() if key != "step" and isinstance(value, Tensor)]
-        stacked = {
-            key: torch.cat([state[key].reshape(-1) for state in kept]).repeat(self.size, 1) for key in tensors
-        }
-        return {"step": _steps(kept[0]), **stacked} if "step" in kept[0] else stacked
-
     def _parameters(self) -> dict[str, Tensor]:
         """The stacked parameters by name, as views that pass gradients to the matrices."""
         pieces: dict[str, Tensor] = {}
-        by_matrix: dict[int, list[_Place]] = {}
+        by_matrix: dict[int, list[Place]] = {}
         for place in self._places:
             by_matrix.setdefault(id(place.matrix), []).append(place)
         for places in by_matrix.values():
@@ -342,11 +333,20 @@ class StackedReplicas(Replicas):
             # One split: its gradient is one concatenation, where a slice's would be a matrix of zeros each.
             widths = [math.prod(place.shape) for place in places]
             for place, piece in zip(places, torch.split(places[0].matrix, widths, dim=1), strict=True):
-                pieces[f"model.{place.name}"] = piece.view(self.size, *place.shape)
+                pieces[place.name] = piece.view(self.size, *place.shape)
         return pieces
 
     def _gradients(self) -> Iterator[Tensor]:
         return (matrix.grad for matrix in self.matrices if matrix.grad is not None)
+
+    def _watch(self) -> None:
+        for matrix in dict.fromkeys(place.matrix for place in self._places):
+            matrix.register_post_accumulate_grad_hook(self._arrivals)  # type: ignore[no-untyped-call]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy: torch copies parameters without their hooks."""
+        self.__dict__.update(state)
+        self._watch()
 
 
 class _Loss(nn.Module):
@@ -355,52 +355,45 @@ class _Loss(nn.Module):
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
         super().__init__()
         self.model = model
-        self.loss_fn = loss_fn
+        # A loss may be a module that holds the model: as a submodule it would be a second way to it.
+        self._loss_fn = (loss_fn,)
 
     def forward(self, batch: Any) -> Tensor:
         """The loss of a batch."""
-        held = dict(self.model.named_buffers())
-        loss = self.loss_fn(self.model, batch)
-        for name, buffer in self.model.named_buffers():
-            if buffer is not held.get(name):
-                raise TypeError(
-                    f"StackedReplicas.losses: the forward pass must write buffers in place, got a new tensor "
-                    f"in {name}, which would be lost; write self.{name.split('.')[-1]}.copy_(...)"
-                )
+        # No public name tells a buffer that is None from none, in torch 2.13 neither.
+        held = [(name, module, dict(module._buffers)) for name, module in self.model.named_modules()]
+        new: list[str] = []
+        try:
+            loss = self._loss_fn[0](self.model, batch)
+        finally:
+            for name, module, before in held:
+                after = module._buffers
+                odd = [key for key in {**before, **after} if before.get(key) is not after.get(key)]
+                new += [f"{name}.{key}".lstrip(".") for key in odd]
+                if odd:  # what stayed would be a slice of a pass that is over
+                    after.clear()
+                    after.update(before)
+        if new:
+            raise TypeError(
+                f"StackedReplicas.losses: the forward pass must write buffers in place, got a new tensor in "
+                f"{new[0]}, which would be lost; write self.{new[0].split('.')[-1]}.copy_(...)"
+            )
         return loss
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Every place of a parameter or buffer in the model's modules, and the first name of what is there."""
+    names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    places: dict[str, str] = {}
+    for prefix, module in model.named_modules():  # each once, whatever names it has
+        own = (
+            *module.named_parameters(prefix, recurse=False, remove_duplicate=False),
+            *module.named_buffers(prefix, recurse=False, remove_duplicate=False),
+        )
+        places |= {place: names[id(tensor)] for place, tensor in own}
+    return places
 
 
 def _average(rows: Tensor, accumulate: torch.dtype) -> None:
     wide = rows.to(torch.promote_types(rows.dtype, accumulate))
     rows.copy_(wide.mean(0, keepdim=True).expand_as(rows))
-
-
-def _divided(batch: Any, size: int) -> tuple[Any, Any]:
-    """The batch with a first dimension for the replicas, and in the same form along what each is mapped."""
-    if isinstance(batch, Tensor):
-        if batch.dim() == 0 or len(batch) % size or not len(batch):
-            raise ValueError(
-                f"StackedReplicas.losses: the first dimension of every tensor of batch must be a multiple of "
-                f"the {size} replicas, got a shape of {tuple(batch.shape)}"
-            )
-        return batch.view(size, len(batch) // size, *batch.shape[1:]), 0
-    if isinstance(batch, Mapping):
-        both = {key: _divided(value, size) for key, value in batch.items()}
-        return {key: part for key, (part, _) in both.items()}, {key: at for key, (_, at) in both.items()}
-    if isinstance(batch, (tuple, list)):
-        pairs = [_divided(value, size) for value in batch]
-        parts, places = [part for part, _ in pairs], [at for _, at in pairs]
-        if hasattr(batch, "_fields"):  # a named tuple
-            return type(batch)(*parts), type(batch)(*places)
-        kind = list if isinstance(batch, list) else tuple
-        return kind(parts), kind(places)
-    if is_dataclass(batch):
-        raise TypeError(
-            "StackedReplicas.losses: batch must be tensors in tuples, lists or dicts, so that each replica "
-            f"gets its part, got a {type(batch).__name__}; pass a dict of its tensors"
-        )
-    return batch, None
-
-
-def _steps(state: Mapping[str, Any]) -> int:
-    return int(state.get("step", 0))

@@ -7,20 +7,34 @@ where a replica in a process of its own would go, but for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 if TYPE_CHECKING:
     from hdet.replicas.stacked import StackedReplicas
 
-__all__ = ["StackedOptimizer", "rule_of"]
+__all__ = ["Place", "StackedOptimizer", "refuse_step", "rule_of", "stack_groups"]
 
 Group = dict[str, Any]
 State = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Where a parameter of the model lies: in these columns of a matrix."""
+
+    name: str
+    matrix: nn.Parameter
+    columns: slice
+    shape: torch.Size
+
+    def rows(self, size: int) -> Tensor:
+        """The parameter of all replicas, without a graph."""
+        return self.matrix.detach()[:, self.columns].view(size, *self.shape)
 
 
 class StackedOptimizer(Optimizer):
@@ -47,17 +61,99 @@ class StackedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all replicas."""
+        """One step of all replicas, on gradients that are shared first where they are not yet."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.replicas.share_gradients_()
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is not None:
                     gradient = -matrix.grad if group["maximize"] else matrix.grad
                     self._rule(matrix, gradient, self.state[matrix], group)
         return loss
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Refused once the replicas are stacked: a new group would have no rows."""
+        if hasattr(self, "replicas"):
+            raise RuntimeError(
+                "StackedOptimizer.add_param_group: the groups must be those that were stacked, got one more; "
+                "call replicas.write_(), add it to a new optimizer of the model, and stack anew"
+            )
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up where ``state_dict()`` of as many replicas of this model left off."""
+        matrices = [matrix for group in self.param_groups for matrix in group["params"]]
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for index, matrix in zip(saved, matrices, strict=False):  # torch compares the groups
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != matrix.shape:
+                    raise ValueError(
+                        f"StackedOptimizer.load_state_dict: the state must be of {len(matrix)} replicas of "
+                        f"this model, {key} of shape {tuple(matrix.shape)}, got {tuple(value.shape)}; stack "
+                        "as many replicas as were saved"
+                    )
+        super().load_state_dict(dict(state_dict))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own keeps groups and state alone; a copy has to step as well.
+        return {**super().__getstate__(), "_rule": self._rule, "replicas": self.replicas}
+
+
+def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> NoReturn:
+    """A hook for the optimizer that was stacked: it would step a model that nobody trains."""
+    raise RuntimeError(
+        f"{type(optimizer).__name__}.step: the parameters of this optimizer were stacked, and it steps the "
+        "model, not its replicas; step replicas.optimizer, and give that one to schedulers"
+    )
+
+
+def stack_groups(
+    optimizer: Optimizer, names: Mapping[int, str], size: int
+) -> tuple[list[Place], list[Group], dict[Tensor, State]]:
+    """The optimizer's groups and state with matrices for parameters, one for each type of number.
+
+    The places of the parameters come in the order of ``names``, which are by the parameters' ``id``.
+    """
+    places: list[Place] = []
+    groups: list[Group] = []
+    states: dict[Tensor, State] = {}
+    decoupled = type(optimizer) is AdamW
+    for group in optimizer.param_groups:
+        trained = [p for p in group["params"] if p.requires_grad]
+        matrices = []
+        for dtype in dict.fromkeys(p.dtype for p in trained):
+            same = [p for p in trained if p.dtype == dtype]
+            matrix = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in same]).repeat(size, 1))
+            matrices.append(matrix)
+            if state := _stacked_state(optimizer, same, size):
+                states[matrix] = state
+            for p, end in zip(same, accumulate(p.numel() for p in same), strict=True):
+                places.append(Place(names[id(p)], matrix, slice(end - p.numel(), end), p.shape))
+        settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        groups.append({"decoupled_weight_decay": decoupled, **settings, "params": matrices})
+    order = {name: k for k, name in enumerate(names.values())}
+    return sorted(places, key=lambda place: order[place.name]), groups, states
+
+
+def _stacked_state(optimizer: Optimizer, parameters: Sequence[Tensor], size: int) -> State:
+    """What the optimizer remembers of some parameters, for every replica alike."""
+    kept = [optimizer.state.get(p, {}) for p in parameters]
+    if not any(kept):
+        return {}
+    steps = {int(state.get("step", 0)) for state in kept}
+    if any(state.keys() != kept[0].keys() for state in kept) or len(steps) > 1:
+        raise ValueError(
+            "StackedReplicas: optimizer must remember the same of every parameter of a group, and has "
+            "stepped some of them more often than others; stack replicas of a fresh optimizer"
+        )
+    tensors = [key for key, value in kept[0].items() if key != "step" and isinstance(value, Tensor)]
+    stacked: State = {
+        key: torch.cat([state[key].reshape(-1) for state in kept]).repeat(size, 1) for key in tensors
+    }
+    return {"step": steps.pop(), **stacked} if "step" in kept[0] else stacked
 
 
 def rule_of(optimizer: Optimizer) -> Callable[[Tensor, Tensor, State, Group], None]:

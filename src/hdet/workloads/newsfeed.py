@@ -238,7 +238,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _read(path: Path) -> list[Impression]:
-    with path.open(encoding="utf-8") as file:
+    # What is no text is refused by the line that it makes, with its number.
+    with path.open(encoding="utf-8", errors="replace") as file:
         header = file.readline().rstrip("\n").split("\t")
         if header == [""]:
             raise ValueError(f"{path}: line 1: expected a header of tab-separated names, got an empty file")
