@@ -19,7 +19,7 @@ from hdet.experiments.regret import recomputed
 from hdet.experiments.regret_analysis import interval
 from hdet.experiments.reproduce_analysis import table
 from hdet.experiments.reproduce_crash import crash_step
-from hdet.experiments.reproduce_plan import CONFIGURATIONS, PLAIN, Plan, Run
+from hdet.experiments.reproduce_plan import CONFIGURATIONS, PLAIN, SWEPT, Plan, Run
 from hdet.experiments.stacked import _ratios
 
 ROOT = Path(__file__).parents[2]
@@ -145,9 +145,10 @@ def test_text_and_csv_are_those_of_the_table(name: str) -> None:
 @pytest.mark.parametrize("task", ["", "-kuairand"])
 def test_who_crashed_follows_from_the_curves(task: str) -> None:
     result, curves = evidence(f"table1{task}"), evidence(f"figure2{task}")
-    plain = [run for run in runs_of(result) if run["configuration"] == PLAIN]
+    swept = [run for run in runs_of(result) if run["configuration"] == PLAIN and run["lr"] in SWEPT]
     best = {
-        seed: min(run["train"] for run in plain if run["seed"] == seed) for seed in range(result["seeds"])
+        seed: min((run for run in swept if run["seed"] == seed), key=lambda run: run["train"])
+        for seed in range(result["seeds"])
     }
     blind = result["reference"]["base_rate_loss"]
     assert [block["high"] for block in curves["blocks"]] == [block["high"] for block in result["blocks"]]
@@ -156,8 +157,14 @@ def test_who_crashed_follows_from_the_curves(task: str) -> None:
         lines = {row["configuration"]: row for row in of_table["rows"]}
         for curve in block["curves"]:
             for run in curve["runs"]:
+                row = {
+                    "lr": curve["lr"],
+                    "train": run["final"],
+                    "loss_steps": run["steps"],
+                    "loss": run["loss"],
+                }
                 # At which step, only the curve of the best plain run would tell, which is not drawn.
-                step = crash_step(run["steps"], run["loss"], run["final"], best[run["seed"]], blind)
+                step = crash_step(row, {**best[run["seed"]], "loss": run["loss"]}, blind)
                 assert run["crashed"] == (step is not None) == (run["crash_step"] is not None)
             line = lines[curve["configuration"]]
             assert sum(run["crashed"] for run in curve["runs"]) == curve["crashed"] == line["crashed"]
