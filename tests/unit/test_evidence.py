@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import statistics
 from itertools import chain
@@ -219,3 +220,32 @@ def test_stacked_over_processes_is_the_ratio_of_the_rows(name: str) -> None:
         name: pytest.approx(goal["measured"], rel=1e-3) for name, goal in result["goals"].items()
     }
     assert all(goal["met"] == (goal["measured"] >= 3) for goal in result["goals"].values())
+
+
+def test_the_regret_of_more_replicas_follows_from_the_runs() -> None:
+    result = evidence("replicas")
+    runs = [dict(zip(result["runs"]["header"], row, strict=True)) for row in result["runs"]["rows"]]
+    assert result["missing_runs"] == 0
+    for line in result["rows"]:
+        mine = [run for run in runs if run["replicas"] == line["replicas"]]
+        plain: dict[float, list[Any]] = {}
+        for run in mine:
+            if run["arm"] == "plain":
+                plain.setdefault(run["lr"], []).append(run)
+        losses = {
+            lr: statistics.fmean(math.inf if run["held_out"] is None else run["held_out"] for run in some)
+            for lr, some in plain.items()
+        }
+        start = float(f"{0.1 * line['tuned_lr']:.4g}")
+        # A tenth of the winner may be a learning rate beside the sweep, and is no part of it.
+        assert min(losses, key=lambda lr: losses[lr]) in (line["tuned_lr"], start)
+        best = plain[line["tuned_lr"]]
+        loss = statistics.fmean(run["held_out"] for run in best)
+        gained = statistics.fmean(run["init"] for run in best) - loss
+        assert line["tuned_loss"] == pytest.approx(loss, rel=1e-5)
+        for arm, found in line["regret_percent"].items():
+            rate = None if arm == "AutoLR" else start
+            seen = [r["held_out"] for r in mine if r["arm"] == arm and r["lr"] == rate]
+            assert len(seen) == found["seeds"] == result["settings"]["seeds"]
+            regret = 100 * (statistics.fmean(seen) - loss) / gained
+            assert found["mean"] == pytest.approx(regret, rel=1e-3, abs=1e-3)

@@ -163,6 +163,10 @@ def _told(row: Row) -> str:
 # ---------------------------------------------------------------------- what it comes to
 
 
+#: What the JSON file keeps of every run.
+_HEADER = ("arm", "replicas", "lr", "seed", "held_out", "init")
+
+
 def analyse(plan: Plan, finished: Mapping[Run, Row]) -> dict[str, Any]:
     """One line for each number of replicas."""
     lines = []
@@ -180,10 +184,13 @@ def analyse(plan: Plan, finished: Mapping[Run, Row]) -> dict[str, Any]:
         "sigma": SIGMA,
         "seeds": plan.seeds,
     }
+    asked_for = planned(plan, finished)
+    kept = [six_digits([finished[run][part] for part in _HEADER]) for run in asked_for if run in finished]
     return {
         "settings": settings,
         "rows": _six_digits(lines),
-        "missing_runs": sum(run not in finished for run in planned(plan, finished)),
+        "runs": {"header": list(_HEADER), "rows": kept},
+        "missing_runs": len(asked_for) - len(kept),
         "caveats": [feedstream.CAVEAT],
     }
 
