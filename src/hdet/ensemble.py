@@ -39,7 +39,7 @@ from hdet.layout import describe, parameter_device
 from hdet.meeting import Meeting, Met
 from hdet.probe import Probe
 from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
-from hdet.sharing import Gradients, Sharing, empty_signals
+from hdet.sharing import Gradients, Sharing, empty_signals, refuse_stacked
 from hdet.signals import TrainingLoss
 from hdet.steering import Steering, by_horizon, take_factors
 
@@ -193,21 +193,6 @@ class Ensemble:
         for doubt in self._doubts(model, by_training_loss=controller is not None and probe is None):
             self._announcer.say_once(logging.WARNING, doubt)
 
-    def _refuse_stacked(self, axes: Sequence[Axis], horizon: Horizon | None) -> None:
-        """What replicas in processes of their own can do, and rows of one matrix cannot."""
-        if horizon is not None:
-            raise TypeError(
-                f"{self._caller}: a horizon judges one model's path, got {self._replicas.size} replicas "
-                "stacked in one process; train one model on all their batches, or use one process per replica"
-            )
-        elsewhere = [axis.name for axis in axes if not axis.acts_in_step]
-        if elsewhere:
-            raise TypeError(
-                f"{self._caller}: replicas stacked in one process differ in what the optimizer reads from "
-                f"its groups, got {', '.join(elsewhere)}, which acts on all of them at once; use one process "
-                "per replica"
-            )
-
     def _bind(self, explore: Sequence[Explorable], *, learning_rate_alone: bool) -> list[Axis]:
         """What is not to be found on one rank is refused on all; all begin at the same values."""
         axes: list[Axis] = []
@@ -241,7 +226,7 @@ class Ensemble:
     ) -> None:
         sharing = self._sharing
         if self._replicas.here > 1:
-            self._refuse_stacked(axes, horizon)
+            refuse_stacked(self._caller, self._replicas.size, axes, by_horizon=horizon is not None)
         self._regresses = isinstance(controller, RegressionController)
         chosen = choose_design(self._caller, design, axes, sharing.arms, regresses=self._regresses)
         refuse_shared_places(self._caller, axes)

@@ -18,7 +18,7 @@ from hdet.hyperparameters import Axis
 from hdet.layout import trained_parameters
 from hdet.replicas import Arms, Replicas, local, refuse_wiring
 
-__all__ = ["Gradients", "Sharing", "empty_signals"]
+__all__ = ["Gradients", "Sharing", "empty_signals", "refuse_stacked"]
 
 Gradients = Literal["all", "none"] | Arms
 _SAMPLED = 64
@@ -105,6 +105,21 @@ def empty_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss
             "will be driven to its lower bound. Give probe=hdet.Probe(...)"
         )
     return said
+
+
+def refuse_stacked(caller: str, size: int, axes: Sequence[Axis], *, by_horizon: bool) -> None:
+    """Raise TypeError for what replicas in processes of their own can do, and rows of one matrix cannot."""
+    if by_horizon:
+        raise TypeError(
+            f"{caller}: a horizon judges one model's path, got {size} replicas stacked in one process; train "
+            "one model on all their batches, or use one process per replica"
+        )
+    elsewhere = [axis.name for axis in axes if not axis.acts_in_step]
+    if elsewhere:
+        raise TypeError(
+            f"{caller}: replicas stacked in one process differ in what the optimizer reads from its groups, "
+            f"got {', '.join(elsewhere)}, which acts on all of them at once; use one process per replica"
+        )
 
 
 @torch.no_grad()

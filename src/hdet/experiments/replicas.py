@@ -188,7 +188,7 @@ def analyse(plan: Plan, finished: Mapping[Run, Row]) -> dict[str, Any]:
     kept = [six_digits([finished[run][part] for part in _HEADER]) for run in asked_for if run in finished]
     return {
         "settings": settings,
-        "rows": _six_digits(lines),
+        "rows": six_digits(lines),
         "runs": {"header": list(_HEADER), "rows": kept},
         "missing_runs": len(asked_for) - len(kept),
         "caveats": [feedstream.CAVEAT],
@@ -233,12 +233,6 @@ def _decisions(rows: Sequence[Row]) -> dict[str, float | None]:
         return {"mean_percent": None, "deviation_percent": None}
     deviation = math.sqrt(statistics.fmean(d * d for d in differences) / 2)
     return {"mean_percent": 100 * statistics.fmean(values), "deviation_percent": 100 * deviation}
-
-
-def _six_digits(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _six_digits(item) for key, item in value.items()}
-    return [_six_digits(item) for item in value] if isinstance(value, list) else six_digits(value)
 
 
 _HEADINGS = [

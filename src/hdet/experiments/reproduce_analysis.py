@@ -49,17 +49,17 @@ def table(plan: Plan, finished: Finished) -> dict[str, Any]:
     mine.sort(key=lambda row: (row["configuration"], row["lr"] or 0.0, row["seed"]))
     swept = [{"lr": lr, **_over_seeds(_rows(plan, PLAIN, lr, finished))} for lr in sweep(plan, finished)]
     return {
-        "sweep": {"rows": _six_digits(swept), "tuned_lr": tuned, "crash_lr": crash_lr(plan, finished)},
+        "sweep": {"rows": six_digits(swept), "tuned_lr": tuned, "crash_lr": crash_lr(plan, finished)},
         "blocks": [
             {
                 **_about(block),
-                "rows": _six_digits([_line(plan, block, line, tuned, finished) for line in plan.lines]),
+                "rows": six_digits([_line(plan, block, line, tuned, finished) for line in plan.lines]),
             }
             for block in blocks(plan, finished)
         ],
         "runs": {
             "header": list(_HEADER),
-            "rows": _six_digits([[_kept(row[name]) for name in _HEADER] for row in mine]),
+            "rows": six_digits([[_kept(row[name]) for name in _HEADER] for row in mine]),
         },
     }
 
@@ -112,12 +112,6 @@ def _kept(value: Any) -> Any:
     return list(value.values()) if isinstance(value, dict) else value
 
 
-def _six_digits(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _six_digits(item) for name, item in value.items()}
-    return [_six_digits(item) for item in value] if isinstance(value, list) else six_digits(value)
-
-
 # ---------------------------------------------------------------------- the figures
 
 
@@ -145,7 +139,7 @@ def _curve(plan: Plan, block: Block, line: str, finished: Finished) -> dict[str,
                 "steps": row["loss_steps"],
                 "loss": rounded(row["loss"]),
                 **{name: row[name] for name in ("crashed", "crash_step")},
-                **_six_digits({"init": row["init"], "final": row["train"]}),
+                **six_digits({"init": row["init"], "final": row["train"]}),
             }
             for row in rows
         ],
@@ -166,11 +160,11 @@ def learning_rates(plan: Plan, finished: Finished, *, steps: int, control_from: 
                     {
                         "seed": row["seed"],
                         "steps": row["lr_steps"],
-                        **_six_digits({"lrs": row["lrs"], "factors": row["factors"]}),
+                        **six_digits({"lrs": row["lrs"], "factors": row["factors"]}),
                     }
                     for row in rows
                 ],
-                "order": _six_digits(order(rows, control_from, steps)),
+                "order": six_digits(order(rows, control_from, steps)),
             }
         )
     groups = next((list(run["lrs"]) for block in found for run in block["runs"]), [])

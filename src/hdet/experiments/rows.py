@@ -90,4 +90,6 @@ def six_digits(value: Any) -> Any:
     """As :func:`hdet.experiments.machine.rounded`, finer: small differences of losses are what counts."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: six_digits(item) for key, item in value.items()}
     return [six_digits(item) for item in value] if isinstance(value, list) else value
