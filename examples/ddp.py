@@ -39,4 +39,5 @@ for _ in range(STEPS):
     if record is not None and dist.get_rank() == 0:
         lr = record.hyperparameters[0]
         print(f"step {record.step:3d}  loss {sum(record.losses) / 2:.4f}  base lr {lr.base_after:.2e}")
+dist.barrier()  # gloo's threads let go of the last tensors while Python still runs
 dist.destroy_process_group()
