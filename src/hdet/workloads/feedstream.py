@@ -2,9 +2,8 @@
 
 Users have interests that turn with time, items have topics, and how often an item is answered follows from
 the two. A sample is a pure function of (seed, position): any position is drawn without those before it, by
-integers alone, so that it is the same bit for bit in any batch and from any reader, and should be on any
-device (its test there has yet to be run). The answers are drawn from known chances, so an oracle's loss is
-known too: :meth:`FeedStream.bayes_loss`.
+integers alone, so that it is the same bit for bit in any batch, from any reader and on any device. The
+answers are drawn from known chances, so an oracle's loss is known too: :meth:`FeedStream.bayes_loss`.
 """
 
 from __future__ import annotations
