@@ -1,0 +1,27 @@
+"""Write the recorded runs: ``python -m tests.recorded``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from hdet.replicas.launch import LocalProcesses
+from tests.recorded.scenarios import SCENARIOS
+from tests.recorded.machine import fingerprint
+
+HERE = Path(__file__).parent
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with LocalProcesses(4) as ranks:
+        runs = {}
+        for name, scenario in SCENARIOS.items():
+            whole = ranks.run(scenario, size=scenario.ranks, timeout=120)[0]
+            runs[name] = {"records": whole["records"], "weights": whole["weights"]}
+            if scenario.stop_at < scenario.steps:
+                halves = ranks.run(scenario, scenario.stop_at, size=scenario.ranks, timeout=120)
+                torch.save([half["saved"] for half in halves], HERE / f"{name}.pt")
+            print(f"{name}: {len(whole['records'])} records")
+    (HERE / "runs.json").write_text(json.dumps({"machine": fingerprint(), "runs": runs}, indent=1) + "\n")
