@@ -1,27 +1,61 @@
-"""hdet: the data-parallel replicas you already pay for find your hyperparameters while they train."""
+"""hdet: the data-parallel replicas you already pay for find your hyperparameters while they train.
 
-from hdet.auto_lr import AutoLR
-from hdet.controllers import HorizonController, RegressionController, SoftmaxController
-from hdet.ensemble import Ensemble
-from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
-from hdet.hyperparameters import (
-    Betas,
-    Dropout,
-    GradientClip,
-    Hyperparameter,
-    LabelSmoothing,
-    LearningRate,
-    Momentum,
-    Temperature,
-    WeightDecay,
-)
-from hdet.one_cycle import OneCycleAutoLR
-from hdet.probe import Probe
-from hdet.replay import replay
-from hdet.replicas import Arms, StackedReplicas
-from hdet.warm_start import warm_start_
+Names are imported when they are first asked for: ``hdet --version`` needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hdet.auto_lr import AutoLR
+    from hdet.controllers import HorizonController, RegressionController, SoftmaxController
+    from hdet.engine.ensemble import Ensemble
+    from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
+    from hdet.hyperparameters import (
+        Betas,
+        Dropout,
+        GradientClip,
+        Hyperparameter,
+        LabelSmoothing,
+        LearningRate,
+        Momentum,
+        Temperature,
+        WeightDecay,
+    )
+    from hdet.one_cycle import OneCycleAutoLR
+    from hdet.probes import Probe
+    from hdet.replicas import Arms, StackedReplicas
+    from hdet.schedules import replay
+    from hdet.warm_start import warm_start_
 
 __version__ = "0.1.0"
+
+#: Where each public name lives; the imports above tell type checkers the same.
+_HOMES = {
+    "AutoLR": "auto_lr",
+    "HorizonController": "controllers",
+    "RegressionController": "controllers",
+    "SoftmaxController": "controllers",
+    "Ensemble": "engine.ensemble",
+    "HorizonRecord": "history",
+    "HyperparameterRecord": "history",
+    "SyncRecord": "history",
+    "Betas": "hyperparameters",
+    "Dropout": "hyperparameters",
+    "GradientClip": "hyperparameters",
+    "Hyperparameter": "hyperparameters",
+    "LabelSmoothing": "hyperparameters",
+    "LearningRate": "hyperparameters",
+    "Momentum": "hyperparameters",
+    "Temperature": "hyperparameters",
+    "WeightDecay": "hyperparameters",
+    "OneCycleAutoLR": "one_cycle",
+    "Probe": "probes",
+    "Arms": "replicas",
+    "StackedReplicas": "replicas",
+    "replay": "schedules",
+    "warm_start_": "warm_start",
+}
 
 __all__ = [
     "Arms",
@@ -49,3 +83,21 @@ __all__ = [
     "replay",
     "warm_start_",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"hdet.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        try:
+            return import_module(f"hdet.{name}")  # a room: hdet.history.read(path)
+        except ModuleNotFoundError as error:
+            if error.name != f"hdet.{name}":
+                raise
+    raise AttributeError(f"module 'hdet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

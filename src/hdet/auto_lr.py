@@ -18,17 +18,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.controllers.horizon import HorizonController
-from hdet.ensemble import Ensemble, check_sync_every
-from hdet.guard import Where
+from hdet.engine.ensemble import Ensemble, check_sync_every
 from hdet.history import SyncRecord
-from hdet.horizon import Horizon
 from hdet.hyperparameters import LearningRate
-from hdet.layout import parameter_device
-from hdet.probe import Probe
-from hdet.replay import FoundSchedule
+from hdet.policies.horizon import Horizon
+from hdet.probes.probe import Probe
 from hdet.replicas import ProcessGroup, find_replicas
-from hdet.schedules import SHAPES, Shape, WarmStableDecay
-from hdet.windows import Windows
+from hdet.schedules.replay import FoundSchedule
+from hdet.schedules.shapes import SHAPES, Shape, WarmStableDecay
+from hdet.schedules.windows import Windows
+from hdet.weights.parameters import parameter_device
+from hdet.weights.snapshot import Where
 
 __all__ = ["AutoLR"]
 

@@ -1,7 +1,7 @@
 """``OneCycleAutoLR``: the paper's method behind the face of ``torch.optim.lr_scheduler.OneCycleLR``.
 
 The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is the
-engine's (:mod:`hdet.ensemble`). What is here is the translation of names.
+engine's (:mod:`hdet.engine.ensemble`). What is here is the translation of names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.controllers import HorizonController, SoftmaxController, geometric_decay, literal_decay
-from hdet.ensemble import Ensemble, check_sync_every, take_over
+from hdet.engine.ensemble import Ensemble, check_sync_every, take_over
 from hdet.history import SyncRecord
-from hdet.horizon import Horizon
 from hdet.hyperparameters import LearningRate, separate_learning_rates
-from hdet.layout import describe, parameter_device
-from hdet.probe import Probe
+from hdet.policies.horizon import Horizon
+from hdet.probes.probe import Probe
 from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
-from hdet.windows import Windows
+from hdet.schedules.windows import Windows
+from hdet.weights.parameters import describe, parameter_device
 
 __all__ = ["OneCycleAutoLR"]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tasks
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hdet
 from hdet import history
 from hdet.replicas.launch import LocalProcesses
+from tests.distributed import tasks
 
 Answer = tuple[str, str, float]
 

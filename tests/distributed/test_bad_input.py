@@ -6,13 +6,13 @@ import time
 from typing import Any
 
 import pytest
-import tasks
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import hdet
 from hdet.replicas.launch import LocalProcesses
+from tests.distributed import tasks
 
 
 def message_of(call: Any) -> tuple[str, str, float]:

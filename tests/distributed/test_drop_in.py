@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tasks
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.replicas.launch import LocalProcesses
+from tests.distributed import tasks
 
 
 def authors_loop(rank: int) -> dict[str, Any]:

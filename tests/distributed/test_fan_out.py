@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tasks
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.engine.design import multipliers
 from hdet.replicas.launch import LocalProcesses
-from hdet.spread import multipliers
+from tests.distributed import tasks
 
 SPREAD = 0.25
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import tasks
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.replicas.launch import LocalProcesses
+from tests.distributed import tasks
 
 #: Every step is taken on so many batches, and every window judged by so many, however many ranks share them.
 PARTS, STEPS = 4, 120
@@ -73,7 +73,7 @@ def comparable(records: list[hdet.SyncRecord]) -> list[str]:
 def search(rank: int, kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """One run; windows of 10 steps get as many probe batches as are there, not one for 50 steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hdet.horizon._STEPS_PER_BATCH", 2)
+        patch.setattr("hdet.policies.horizon._STEPS_PER_BATCH", 2)
         poisoned = options.pop("poisoned", None)
         model, optimizer, auto = build(rank, kind, **options)
         records, weights = [], {}
@@ -186,7 +186,7 @@ def test_a_cooldown_brings_replicas_together(ranks: LocalProcesses) -> None:
 
 def broken_off(rank: int, breaks: list[int]) -> list[bool]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hdet.horizon._STEPS_PER_BATCH", 2)
+        patch.setattr("hdet.policies.horizon._STEPS_PER_BATCH", 2)
         run = build(rank, "adamw", own=True)
         saved = {}
         for step in range(STEPS):

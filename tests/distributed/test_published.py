@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 import pytest
-import tasks
 import torch
 
 import hdet
-import reference
+from hdet.engine.design import permutation
 from hdet.replicas.launch import LocalProcesses
-from hdet.spread import permutation
+from tests import reference
+from tests.distributed import tasks
 
 STEPS, EVERY, WARMUP, SEED = 66, 8, 16, 5
 MAX_LR = [0.02, 0.05, 0.03, 0.1]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-import tasks
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
+from hdet.bench.workloads.charlm import GPT
 from hdet.replicas.launch import LocalProcesses
-from hdet.workloads.charlm import GPT
+from tests.distributed import tasks
 
 STEPS, SYNC_EVERY, SAMPLES = 12, 4, 6
 TOLERANCE = 1e-5

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from hdet.replicas.launch import LocalProcesses
-from tests.recorded.scenarios import SCENARIOS
 from tests.recorded.machine import fingerprint
+from tests.recorded.scenarios import SCENARIOS
 
 HERE = Path(__file__).parent
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import hdet
+from hdet.bench.workloads import quadratic
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
-from hdet.schedules import SHAPES, WarmStableDecay
-from hdet.workloads import quadratic
+from hdet.schedules.shapes import SHAPES, WarmStableDecay
 
 LRS = [1e-8, 1e-5, 1e-2, 10.0]
 

@@ -12,8 +12,7 @@ from hdet.replicas.base import Mean, Replicas
 from hdet.replicas.process import ProcessReplicas
 from hdet.replicas.refusals import refuse_sharded, refuse_wiring
 from hdet.replicas.solo import SoloReplica
-from hdet.replicas.stacked import StackedReplicas
-from hdet.replicas.stacked_optimizer import StackedOptimizer
+from hdet.replicas.stacked import StackedOptimizer, StackedReplicas
 
 __all__ = [
     "Arms",

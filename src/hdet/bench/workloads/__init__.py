@@ -1,0 +1,24 @@
+"""Small real tasks: each a model, its data, its loss, behind :class:`hdet.bench.workloads.base.Workload`.
+
+``WORKLOADS[name](scale, device, folder)`` makes one; data is read, and packages beyond torch are imported,
+only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hdet.bench.workloads import charlm, digits, feedstream, images, newsfeed, quadratic
+from hdet.bench.workloads.base import Batch, Workload, data_file
+
+__all__ = ["WORKLOADS", "Batch", "Workload", "data_file"]
+
+WORKLOADS: dict[str, Callable[..., Workload]] = {
+    "digits-mlp": digits.make_mlp,
+    "digits-cnn": digits.make_cnn,
+    "quadratic": quadratic.make,
+    "charlm": charlm.make,
+    "images": images.make,
+    "newsfeed": newsfeed.make,
+    "newsfeed-stream": feedstream.make,
+}

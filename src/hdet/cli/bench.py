@@ -1,0 +1,154 @@
+"""``hdet bench``: one claim of the package, measured, printed and written down as JSON."""
+
+from __future__ import annotations
+
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hdet.cli.choices import Device, Scale
+from hdet.cli.show import as_json, console, evidence_folder, plain_errors, progress
+
+__all__ = ["Benchmark", "bench", "module_of"]
+
+
+class Benchmark(str, Enum):
+    """What can be measured."""
+
+    converge = "converge"
+    step = "step"
+    regret = "regret"
+    autolr = "autolr"
+    hyperparameters = "hyperparameters"
+    feed = "feed"
+    stacked = "stacked"
+    replicas = "replicas"
+
+
+#: Where each is measured.
+_MODULES = {
+    Benchmark.regret: "hdet.bench.regret.command",
+    Benchmark.hyperparameters: "hdet.bench.hyperparameters.command",
+    Benchmark.replicas: "hdet.bench.replicas.command",
+}
+
+
+def module_of(name: Benchmark) -> str:
+    """The module that measures it: ``run``, ``table`` and, where there is one, ``chart``."""
+    return _MODULES.get(name, f"hdet.bench.speed.{name.value}")
+
+
+def _known_workloads(names: str | None) -> str | None:
+    from hdet.bench.workloads import WORKLOADS
+
+    unknown = [name for name in (names or "").split(",") if names is not None and name not in WORKLOADS]
+    if unknown:
+        raise typer.BadParameter(f"must be some of {', '.join(WORKLOADS)}, got {names}")
+    return names
+
+
+# What only those benchmarks are asked that are made of hundreds of runs, done in parts.
+_Scale = Annotated[
+    Scale | None, typer.Option(help="Of regret: the size of its tasks; that of the device if not given.")
+]
+_Workloads = Annotated[
+    str | None,
+    typer.Option(
+        callback=_known_workloads,
+        help="Of regret: names of tasks, between commas; those of the table if not given.",
+    ),
+]
+_Seeds = Annotated[
+    int | None, typer.Option(min=1, help="Of regret, hyperparameters and replicas: how many; 3 if not given.")
+]
+_Rows = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        help="Of regret, hyperparameters and replicas: the file of finished runs, which are not run again; "
+        "runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl or runs/replicas-DEVICE.jsonl if not "
+        "given.",
+    ),
+]
+_Processes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Of regret and replicas: runs at a time. Of hyperparameters: replicas. One on each core if not "
+        "given.",
+    ),
+]
+_Minutes = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Of regret, hyperparameters and replicas: after so long start no further run, and end.",
+    ),
+]
+_Published = Annotated[
+    bool, typer.Option("--published", help="Of regret: also the published controller, on four processes.")
+]
+_Chart = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        help="Of regret and hyperparameters: the SVG file to write; beside the JSON if not given.",
+    ),
+]
+
+
+_IN_PARTS = frozenset({"seeds", "rows", "processes", "minutes", "chart"})
+#: Which options a benchmark has beside those that all have.
+_TAKES = {
+    Benchmark.regret: _IN_PARTS | {"scale", "workloads", "with_published"},
+    Benchmark.hyperparameters: _IN_PARTS,
+    Benchmark.replicas: _IN_PARTS - {"chart"},
+}
+
+
+def bench(
+    name: Annotated[Benchmark, typer.Argument(help="What to measure.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less, to see that it works.")] = False,
+    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="The JSON file to write; docs/evidence/NAME.json where that folder is, else runs/NAME.json.",
+        ),
+    ] = None,
+    scale: _Scale = None,
+    workloads: _Workloads = None,
+    seeds: _Seeds = None,
+    rows: _Rows = None,
+    processes: _Processes = None,
+    minutes: _Minutes = None,
+    published: _Published = False,
+    chart: _Chart = None,
+) -> None:
+    """Measure one claim of the package, print it and write it down as JSON."""
+    given: dict[str, Any] = {"seeds": seeds, "rows": rows, "processes": processes, "minutes": minutes}
+    given |= {"scale": scale and scale.value, "workloads": workloads and workloads.split(",")}
+    given |= {"with_published": published or None}
+    options = {option: value for option, value in given.items() if value is not None}
+    known = _TAKES.get(name, frozenset())
+    if refused := [option for option in (*options, *(["chart"] if chart else [])) if option not in known]:
+        who = " or ".join(other.value for other, takes in _TAKES.items() if takes >= set(refused))
+        raise typer.BadParameter(f"only {who} takes {', '.join(refused)}, not {name.value}")
+    experiment = import_module(module_of(name))
+    screen = console()
+    with plain_errors(), screen.status(name.value) as status:
+        say = progress(screen, status)
+        result = experiment.run(quick=quick, device=device.value, on_progress=say, **options)
+    path = output or evidence_folder() / f"{name.value}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_json(result), encoding="utf-8")
+    screen.print(experiment.table(result))
+    screen.print(f"Written to {path}", soft_wrap=True, highlight=False)
+    if hasattr(experiment, "chart"):
+        drawing = chart or path.with_suffix(".svg")
+        drawing.write_text(experiment.chart(result), encoding="utf-8")
+        screen.print(f"Drawn in {drawing}", soft_wrap=True, highlight=False)

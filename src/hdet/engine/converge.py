@@ -1,0 +1,147 @@
+"""Converge (Eq. 3): the weights become their mean over the replicas, and their distance is taken.
+
+The plan of the mean follows what is trained: it is made once, and again where parameters are frozen, freed
+or moved to other memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.engine.divergence import Divergence, Measured
+from hdet.replicas import Mean, Replicas, local
+from hdet.replicas.averaging import distinct_tensors
+from hdet.weights.parameters import trained_parameters
+
+__all__ = ["Converge"]
+
+
+class Converge:
+    """The mean of an optimizer's parameters and a model's buffers.
+
+    Args:
+        replicas: who takes part.
+        optimizer: its parameters are averaged.
+        model: its buffers are averaged too.
+        with_state: so is what the optimizer remembers of the gradients, where replicas see different ones.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        optimizer: Optimizer,
+        model: nn.Module | None,
+        *,
+        with_state: bool = False,
+    ) -> None:
+        self._with_state = with_state
+        self._replicas = replicas
+        self._optimizer = optimizer
+        self._model = model
+        self._groups = len(optimizer.param_groups)
+        self._mean: Mean | None = None
+        self._mean_key: list[int] = []
+        self._home: list[int] = []
+        self._averaged: list[Tensor] = []
+        self._trained: dict[int, Tensor] = {}
+        self._gauge: Divergence | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether displacements are being counted."""
+        return self._gauge is not None
+
+    def begin(self) -> Divergence:
+        """Count displacements from the present weights, unless that has begun already."""
+        if self._gauge is None:
+            # A group added later is averaged, but not explored.
+            groups = trained_parameters(self._optimizer)[: self._groups]
+            weights = [[local(p) for p in group] for group in groups]
+            self._gauge = Divergence(weights, self._replicas.here)
+        return self._gauge
+
+    def forget(self) -> None:
+        """The weights will be others: count displacements anew from the next :meth:`begin`."""
+        self._gauge = None
+
+    def __call__(self, lost: Sequence[int] = ()) -> tuple[Measured, tuple[str, ...]]:
+        """Average; how far this replica was from the mean, and what was odd. Every rank must call it.
+
+        Args:
+            lost: replicas that have no part in the mean, and take the others'.
+        """
+        mean = self.plan()
+        gauge = self.begin()
+        before = gauge.read()
+        if lost:
+            self._leave_out(lost)
+        events = mean()
+        return gauge.measure(before), events
+
+    @torch.no_grad()
+    def _leave_out(self, lost: Sequence[int]) -> None:
+        """The mean of N of which some are 0 and the others N/n times themselves is the mean of those n."""
+        size = self._replicas.size
+        for tensor in self._averaged:
+            for rank, row in enumerate(self._replicas.rows_of(tensor), start=self._replicas.rank):
+                if rank in lost:
+                    row.zero_()  # not multiplied: it may not be finite
+                else:
+                    row.mul_(size / (size - len(lost)))
+
+    def plan(self) -> Mean:
+        """The plan of the mean, made again only where the tensors are others than before.
+
+        What was trained at the last sync is averaged once more: it may have been frozen in between.
+        """
+        now = {id(p): p for group in trained_parameters(self._optimizer) for p in group}
+        averaged = {**now, **self._trained}
+        self._trained = now
+        weights = [local(p) for p in averaged.values()]
+        state: list[Tensor] = []
+        buffers = self._replicas.buffers_of(self._model)
+        if self._with_state:
+            parameters = list(averaged.values())
+            self._compare(parameters)
+            state = [value for parameter in parameters for _, value in self._kept(parameter)]
+        if (home := [weight.data_ptr() for weight in weights]) != self._home:
+            self._home = home
+            self._gauge = None
+        floating = [b for b in buffers if (b.is_floating_point() or b.is_complex()) and 0 not in b.stride()]
+        self._averaged = distinct_tensors([*weights, *state, *floating])
+        key = [tensor.data_ptr() for tensor in (*weights, *state, *buffers)]
+        if self._mean is None or key != self._mean_key:
+            self._mean = self._replicas.plan_mean([*weights, *state], buffers)
+            self._mean_key = key
+        return self._mean
+
+    def _kept(self, parameter: Tensor) -> list[tuple[str, Tensor]]:
+        """Floating tensors that the optimizer keeps for a parameter; a counter of steps is none."""
+        return [
+            (name, local(value))
+            for name, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            if isinstance(value, Tensor)
+            and (value.is_floating_point() or value.is_complex())
+            and name != "step"
+        ]
+
+    def _compare(self, parameters: Sequence[Tensor]) -> None:
+        """On gradients of their own, one rank may have trained a layer, and keep state for it, alone."""
+        kept = [
+            [(name, tuple(value.shape)) for name, value in self._kept(parameter)] for parameter in parameters
+        ]
+        digest = zlib.crc32(repr([tuple(p.shape) for p in parameters] + kept).encode())
+        having = sum(bool(names) for names in kept)
+        rows = self._replicas.gather([float(digest), float(len(parameters)), float(having)])
+        if any(row[0] != rows[0][0] for row in rows):
+            seen = ", ".join(f"rank {r} for {int(row[2])} of {int(row[1])}" for r, row in enumerate(rows))
+            raise RuntimeError(
+                "converge: the optimizer must keep the same state for the same parameters on all ranks, and "
+                f"keeps it on {seen}; some rank's gradient has not reached all parameters: let every layer "
+                "take part in every interval, or freeze it everywhere"
+            )

@@ -1,0 +1,133 @@
+"""Which ranks share their gradients, and so have values of their own in common or not.
+
+``"all"``: one gradient for everybody, as in the paper; replicas differ by what the optimizer makes of it.
+``"none"``: every rank its own. :class:`~hdet.Arms`: one for each arm, whose ranks explore the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.hyperparameters import Axis
+from hdet.replicas import Arms, Replicas, local, refuse_wiring
+from hdet.weights.parameters import trained_parameters
+
+__all__ = ["Gradients", "Sharing", "empty_signals", "refuse_stacked"]
+
+Gradients = Literal["all", "none"] | Arms
+_SAMPLED = 64
+#: Replicas that begin so far apart, relative to their weights, were not meant to be one model.
+_STRANGERS = 0.5
+
+
+class Sharing:
+    """How many sets of values there are, and which of them is this rank's.
+
+    Args:
+        caller: begins the errors.
+        gradients: who shares them.
+        replicas: the ranks.
+        model: if it is wrapped in DDP, that must fit.
+    """
+
+    def __init__(
+        self, caller: str, gradients: Gradients, replicas: Replicas, model: nn.Module | None
+    ) -> None:
+        if not isinstance(gradients, Arms) and gradients not in ("all", "none"):
+            raise ValueError(f"{caller}: gradients must be 'all', 'none' or an hdet.Arms, got {gradients!r}")
+        if isinstance(gradients, Arms) and gradients.ranks != replicas.size:
+            raise ValueError(
+                f"{caller}: gradients must be arms of the {replicas.size} ranks here, got {gradients!r} of "
+                f"{gradients.ranks}; give Arms and {caller} the same process_group"
+            )
+        if replicas.gradients not in (None, gradients):
+            raise ValueError(
+                f"{caller}: gradients must be what the replicas were stacked with, {replicas.gradients!r}, "
+                f"got {gradients!r}; give both the same"
+            )
+        self._caller = caller
+        self._replicas = replicas
+        among = replicas.size if gradients == "all" else 1 if gradients == "none" else gradients.size
+        #: Whether ranks differ by more than what the optimizer makes of one gradient.
+        self.own_gradients = among < replicas.size
+        #: Ranks that have all values in common.
+        self.ranks_per_arm = among if self.own_gradients else 1
+        self.arms = replicas.size // self.ranks_per_arm
+        self.arm = replicas.rank // self.ranks_per_arm
+        if replicas.size > 1 and model is not None:
+            members = gradients.members if isinstance(gradients, Arms) else None
+            refuse_wiring(caller, model, among, members)
+
+    def by_arm(self, values: Sequence[float]) -> tuple[float, ...]:
+        """The mean of every arm's ranks: they are one replica, measured several times."""
+        k = self.ranks_per_arm
+        if k == 1:
+            return tuple(values)
+        groups = [values[i : i + k] for i in range(0, len(values), k)]
+        return tuple(math.fsum(group) / k if all(map(math.isfinite, group)) else math.nan for group in groups)
+
+    def doubt_start(self, optimizer: Optimizer) -> str:
+        """What is odd about the weights to begin with. A collective where gradients are not shared."""
+        if not self.own_gradients:
+            return ""
+        rows = self._replicas.gather(_sample(optimizer))
+        size = math.sqrt(max(math.fsum(x * x for x in row) for row in rows))
+        apart = max(math.dist(row, rows[0]) for row in rows)
+        if apart <= _STRANGERS * size:
+            return ""
+        return (
+            f"the replicas begin {apart / size:.2g} of their weights' norm apart: averaged, they are no "
+            "model at all. Let them start alike: Arms.wrap(model) does it, or one seed on all ranks"
+        )
+
+
+def empty_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss: bool) -> list[str]:
+    """What will happen where a hyperparameter is explored by a signal that cannot judge it."""
+    said = []
+    explored = [axis for axis in axes if axis.spread > 0]
+    blind = [axis.name for axis in explored if axis.needs_own_gradients and not own_gradients]
+    if blind:
+        said.append(
+            f"{', '.join(blind)} acts through the gradient, and gradients are shared by all replicas: their "
+            "weights will not differ by it, and what is seen is its direct effect on the loss alone. Use "
+            "gradients='none' or hdet.Arms"
+        )
+    greedy = [axis.name for axis in explored if axis.regulariser and by_training_loss]
+    if greedy:
+        said.append(
+            f"{', '.join(greedy)} is judged by the training loss, which is lowest without regularisation: it "
+            "will be driven to its lower bound. Give probe=hdet.Probe(...)"
+        )
+    return said
+
+
+def refuse_stacked(caller: str, size: int, axes: Sequence[Axis], *, by_horizon: bool) -> None:
+    """Raise TypeError for what replicas in processes of their own can do, and rows of one matrix cannot."""
+    if by_horizon:
+        raise TypeError(
+            f"{caller}: a horizon judges one model's path, got {size} replicas stacked in one process; train "
+            "one model on all their batches, or use one process per replica"
+        )
+    elsewhere = [axis.name for axis in axes if not axis.acts_in_step]
+    if elsewhere:
+        raise TypeError(
+            f"{caller}: replicas stacked in one process differ in what the optimizer reads from its groups, "
+            f"got {', '.join(elsewhere)}, which acts on all of them at once; use one process per replica"
+        )
+
+
+@torch.no_grad()
+def _sample(optimizer: Optimizer) -> list[float]:
+    """A few weights of evenly spaced tensors, the same ones on every rank."""
+    every: list[Tensor] = [local(p).detach() for group in trained_parameters(optimizer) for p in group]
+    # Scales and biases begin alike whatever the seed: matrices tell.
+    weights = [weight for weight in every if weight.dim() > 1] or every
+    chosen = [w.reshape(-1)[:4].float().cpu() for w in weights[:: max(1, len(weights) // 16)] if w.numel()]
+    values: list[float] = torch.cat(chosen).tolist() if chosen else [0.0]
+    return values[:_SAMPLED]

@@ -1,0 +1,136 @@
+"""The published signal: a replica's mean training loss over the interval, taken without waiting for the
+device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import SupportsFloat
+
+import torch
+from torch import Tensor
+
+__all__ = ["TrainingLoss", "mean_losses"]
+
+_FLUSH = 32
+
+
+class TrainingLoss:
+    """Mean of the losses handed over since the last sync, without ever waiting for the device.
+
+    A loss on an accelerator is only kept (its storage, not its graph) and summed there in batches; one on
+    the CPU is read at once. Sums are float64 where the device has it.
+
+    Args:
+        replicas: how many this process holds; each loss is then a tensor of theirs, and so are the sums.
+    """
+
+    def __init__(self, replicas: int = 1) -> None:
+        self.count = 0
+        self._replicas = replicas
+        self.restored: tuple[float | Tensor, int] = (0.0, 0)
+        self._sum: float | Tensor = 0.0
+        self._device_sum: Tensor | None = None
+        self._pending: dict[int, Tensor] = {}
+        self._storage_is_reused = False
+
+    def add(self, loss: Tensor | SupportsFloat) -> None:
+        """Take one loss: a tensor with one element, or anything that ``float()`` takes."""
+        if self._replicas > 1:
+            self._add_all(loss)
+        elif not isinstance(loss, Tensor):
+            self._sum += float(loss)
+        elif not loss.is_cpu:
+            self._keep(loss)
+        else:
+            try:
+                self._sum += loss.item()
+            except RuntimeError:
+                raise _not_a_scalar(loss) from None
+        self.count += 1
+
+    def _add_all(self, losses: object) -> None:
+        if not isinstance(losses, Tensor) or losses.shape != (self._replicas,):
+            got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
+            raise ValueError(
+                f"step(loss): loss must be the losses of the {self._replicas} replicas in this process, as "
+                f"StackedReplicas.losses gives them, got {got}"
+            )
+        if losses.is_cpu:
+            self._sum = self._sum + losses.detach().double()
+        else:
+            self._keep(losses)
+
+    def row(self) -> list[float | Tensor]:
+        """What this replica tells the others: sum and count, and how much of both is from before a resume."""
+        return [self.total(), float(self.count), self.restored[0], float(self.restored[1])]
+
+    def total(self) -> float | Tensor:
+        """The sum since the last reset. Waits for the device."""
+        self._flush()
+        if self._device_sum is None:
+            return self._sum
+        on_device = self._device_sum.cpu().double()
+        return self._sum + (on_device if self._replicas > 1 else float(on_device))
+
+    def state(self) -> float | list[float]:
+        """The sum in plain numbers."""
+        total = self.total()
+        return [float(value) for value in total] if isinstance(total, Tensor) else total
+
+    def reset(self, restored: tuple[float | list[float], int] = (0.0, 0)) -> None:
+        """Begin an interval, or take up an interrupted one: sum and count of the losses before it."""
+        before, self.count = restored
+        self._sum = torch.tensor(before, dtype=torch.float64) if isinstance(before, list) else before
+        self.restored = (self._sum, self.count)
+        self._device_sum = None
+        self._pending.clear()
+
+    def _keep(self, loss: Tensor) -> None:
+        if loss.numel() != self._replicas:
+            raise _not_a_scalar(loss)
+        address = loss.data_ptr()
+        # A loss that is still kept cannot have been freed. The same address again therefore means that
+        # one storage is written over at every step (the static output of a CUDA graph): what was kept
+        # there is lost, and from now on each loss is summed at once.
+        if address in self._pending:
+            self._storage_is_reused = True
+            self.count -= 1
+        single = self._replicas == 1 and loss.dim()
+        self._pending[address] = loss.detach().reshape(()) if single else loss.detach()
+        if self._storage_is_reused or len(self._pending) >= _FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        losses = torch.stack(list(self._pending.values()))
+        batch = losses.sum(0, dtype=torch.float32 if losses.device.type == "mps" else torch.float64)
+        self._device_sum = batch if self._device_sum is None else self._device_sum + batch
+        self._pending.clear()
+
+
+def mean_losses(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The mean loss of every replica from all their rows; NaN for one that saw no loss.
+
+    Losses from before a resume count only if every replica brought as many: where all ranks resume from
+    rank 0's state, rank 0 alone would be judged by older, higher losses.
+
+    >>> mean_losses([[4.0, 2.0, 0.0, 0.0], [6.0, 2.0, 0.0, 0.0]])
+    (2.0, 3.0)
+    >>> mean_losses([[94.0, 11.0, 90.0, 9.0], [6.0, 2.0, 0.0, 0.0]])
+    (2.0, 3.0)
+    """
+    alike = len({restored for *_, restored in rows}) == 1
+    sums = [
+        (total, count) if alike else (total - before, count - earlier)
+        for total, count, before, earlier in rows
+    ]
+    return tuple(total / count if count else math.nan for total, count in sums)
+
+
+def _not_a_scalar(loss: Tensor) -> ValueError:
+    return ValueError(
+        f"step(loss): loss must be a scalar, got a tensor of shape {tuple(loss.shape)}; reduce it first, "
+        "e.g. loss.mean()"
+    )

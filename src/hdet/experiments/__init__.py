@@ -1,1 +1,0 @@
-"""One file per claim; each measures it and writes one JSON file."""

@@ -1,0 +1,338 @@
+"""The held-out signal: the loss of the model as its weights stand, on batches it has not trained on.
+
+A controller moves the weights along a line and asks at every point for the loss on the *same* batches. What
+is not the weights (dropout, running statistics, random state, casts that autocast remembers) is therefore the
+same at every point, and the training that goes on afterwards does not see that it was asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, SupportsFloat
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # no public name covers batch and instance norm
+
+from hdet.probes.set_aside import (
+    announced_size,
+    count_samples,
+    fingerprint,
+    is_map_style,
+    split_iterable,
+    split_loader,
+)
+
+__all__ = ["Probe"]
+
+logger = logging.getLogger("hdet")
+
+_END = object()
+_FINGERPRINTS = 64
+
+
+class Probe:
+    """Losses on held-out batches, comparable between points in weight space.
+
+    :meth:`draw` takes the next batches, :meth:`losses` measures the current weights on them, as often as
+    there are points to compare. While it measures
+
+    - dropout is off, and every module has its own training flag again afterwards;
+    - batch and instance norm that were training use the batch's own statistics, because running ones belong
+      to the weights of the trajectory and not to the point compared; SyncBatchNorm does not communicate.
+      One that was frozen (in eval mode) stays frozen. All buffers are put back, in place;
+    - the random state of the CPU and of the model's CUDA devices is forked and begins alike for every point.
+      Python's ``random`` and NumPy are not handled: noise from there differs between points;
+    - no gradient is recorded and no ``.grad`` touched.
+
+    A model in DistributedDataParallel broadcasts its buffers in every forward: either all ranks measure the
+    same number of batches, or ``loss_fn`` calls ``model.module``.
+
+    Args:
+        loss_fn: from a batch to its mean loss, a scalar. It calls the model, and autocast if there is one.
+        batches: what the model does not train on. An iterable such as a DataLoader, begun anew when it ends,
+            or a callable from the running number of the draw (0, 1, 2, ...) to a batch. Both run on a random
+            state of their own, a function of ``torch.initial_seed()`` and that number: the global one stays
+            as it is, and a resumed run draws what the unbroken one would have.
+        model: the module whose weights are compared.
+        per_sync: how many batches one sync looks at.
+
+    >>> model = nn.Linear(3, 1)
+    >>> def loss_fn(batch):
+    ...     return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    >>> probe, train_with = Probe.set_aside(loss_fn, list(torch.randn(100, 16, 3)), model=model)
+    >>> probe.describe(), len(train_with)
+    ('4 batches of 16 samples a sync; 128 set aside', 92)
+    >>> batches = probe.draw()
+    >>> here = probe.losses(batches)
+    >>> with torch.no_grad():
+    ...     _ = model.weight.fill_(1.0), model.bias.zero_()
+    >>> there = probe.losses(batches)
+    >>> all(b < a for a, b in zip(here, there)), max(there) < 1e-12
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        loss_fn: Callable[[Any], Tensor | float],
+        batches: Iterable[Any] | Callable[[int], Any],
+        *,
+        model: nn.Module,
+        per_sync: int = 4,
+    ) -> None:
+        _check_arguments("Probe", loss_fn, model, per_sync)
+        if not isinstance(batches, Iterable) and not callable(batches):
+            raise TypeError(
+                "Probe: batches must be an iterable of batches or a callable from the draw's number to a "
+                f"batch, got {type(batches).__name__}; wrap a dataset in a DataLoader"
+            )
+        self._loss_fn = loss_fn
+        self._batches = batches
+        self._model = model
+        self._per_sync = per_sync
+        self._seed = torch.initial_seed()
+        self._draws = 0
+        # The draw at which the present pass over an iterable began: from there a resume finds its place.
+        self._pass_began = 0
+        self._pass: Iterator[Any] | None = None
+        self._batch_size = announced_size(batches)
+        self._set_aside: int | None = None
+        self._fingerprints: set[object] = set()
+        self._fingerprinted = 0
+
+    @classmethod
+    def set_aside(
+        cls,
+        loss_fn: Callable[[Any], Tensor | float],
+        loader: Iterable[Any],
+        *,
+        model: nn.Module,
+        batches: int = 8,
+        per_sync: int = 4,
+        seed: int = 0,
+    ) -> tuple[Probe, Iterable[Any]]:
+        """Take batches out of a training loader, for good: the probe on them, and what is left to train with.
+
+        From a DataLoader over a map-style dataset, samples are chosen by ``seed``, the same on all ranks, and
+        the loader is rebuilt over the others; with a DistributedSampler every rank keeps ``batches`` batches
+        of its own, and ``set_epoch`` works on either sampler. From any other iterable the first ``batches``
+        are kept and skipped at the start of every later pass; one that shuffles between passes would hand
+        them out again, which is logged. The batches kept stay in memory, as the loader delivered them.
+        """
+        _check_arguments("Probe.set_aside", loss_fn, model, per_sync)
+        if not isinstance(batches, int) or batches < per_sync:
+            raise ValueError(
+                f"Probe.set_aside: batches must be an integer of at least per_sync={per_sync}, "
+                f"got {batches!r}"
+            )
+        kept: list[Any]
+        rest: Iterable[Any]
+        if is_map_style(loader):
+            with _random_state(model, "set aside", seed):
+                kept, rest = split_loader(loader, batches, seed)
+        else:
+            kept, rest = split_iterable(loader, batches)
+        probe = cls(loss_fn, kept, model=model, per_sync=per_sync)
+        probe._set_aside = sum(count_samples(batch) or 0 for batch in kept) or None
+        return probe, rest
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples one sync looks at, by the first batch seen; None before it, or without tensors."""
+        return self._batch_size and self._batch_size * self._per_sync
+
+    @property
+    def distinct(self) -> int | None:
+        """How many different batches were among the first 64 drawn; None before that, or without tensors."""
+        return len(self._fingerprints) or None
+
+    def describe(self) -> str:
+        """What one sync looks at, and what was set aside for it."""
+        size = f" of {self._batch_size:,} samples" if self._batch_size else ""
+        aside = f"; {self._set_aside:,} set aside" if self._set_aside else ""
+        return f"{self._per_sync} batch{'es' if self._per_sync > 1 else ''}{size} a sync{aside}"
+
+    @property
+    def model(self) -> nn.Module:
+        """The module whose weights are compared."""
+        return self._model
+
+    @property
+    def per_sync(self) -> int:
+        """How many batches one sync looks at, at most."""
+        return self._per_sync
+
+    def draw(self, at_most: int | None = None) -> list[Any]:
+        """The batches of the next sync. The global random state is neither read nor moved."""
+        count = self._per_sync if at_most is None else min(at_most, self._per_sync)
+        drawn = [self._take() for _ in range(count)]
+        for batch in drawn:
+            self._batch_size = self._batch_size or count_samples(batch)
+            if self._fingerprinted < _FINGERPRINTS:
+                self._fingerprinted += 1
+                self._fingerprints |= {fingerprint(batch)} - {None}
+        return drawn
+
+    def losses(self, batches: Iterable[Any]) -> list[float]:
+        """The loss of each batch at the weights as they are now, with one wait for the device in all.
+
+        Until the next draw the k-th batch meets the same random state in every call. A loss that is not
+        finite is returned as it is.
+        """
+        return [loss for (loss,) in self.losses_of_each(batches, 1)]
+
+    def losses_of_each(self, batches: Iterable[Any], replicas: int) -> list[list[float]]:
+        """As :meth:`losses`, where ``loss_fn`` returns the losses of several replicas at once."""
+        values: list[Tensor | float] = []
+        with torch.no_grad(), _weights_alone(self._model), _forked(self._model) as devices:
+            for k, batch in enumerate(batches):
+                _reseed(devices, "losses", self._seed, self._draws, k)
+                values.append(_as_losses(self._loss_fn(batch), replicas))
+            tensors = [value for value in values if isinstance(value, Tensor)]
+            read = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist() if tensors else ())
+        return [next(read) if isinstance(value, Tensor) else [value] for value in values]
+
+    def state_dict(self) -> dict[str, int]:
+        """How many batches were drawn, and at which of them the present pass over an iterable began."""
+        return {"draws": self._draws, "pass_began": self._pass_began}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on with the batch after the last one drawn.
+
+        An iterable is begun anew and its batches of this pass are skipped, so the same ones follow if its
+        order is fixed or comes from torch's global random state. A one-shot iterator cannot be begun anew: it
+        is taken to stand where it should.
+        """
+        self._pass = None
+        self._draws = state["draws"]
+        self._pass_began = state["pass_began"]
+        batches = self._batches
+        if isinstance(batches, Iterable) and not isinstance(batches, Iterator):
+            self._draws = self._pass_began
+            while self._draws < state["draws"]:
+                self._take()
+
+    def _take(self) -> Any:
+        with _random_state(self._model, "draw", self._seed, self._draws):
+            batches = self._batches
+            batch = self._next_of(batches) if isinstance(batches, Iterable) else batches(self._draws)
+        self._draws += 1
+        return batch
+
+    def _next_of(self, batches: Iterable[Any]) -> Any:
+        if self._pass is None:
+            self._pass = iter(batches)
+        batch = next(self._pass, _END)
+        if batch is _END:
+            self._pass, self._pass_began = iter(batches), self._draws
+            batch = next(self._pass, _END)
+        if batch is _END:
+            raise ValueError(
+                f"Probe.draw: batches must not run out, got a {type(batches).__name__} that ended after "
+                f"{self._draws} and cannot be begun anew; give a DataLoader, a list, or a callable from the "
+                "draw's number to a batch"
+            )
+        return batch
+
+
+# ---------------------------------------------------------------------- what is the same at every point
+
+
+@contextmanager
+def _weights_alone(model: nn.Module) -> Iterator[None]:
+    """Nothing but the weights decides the loss in here, and nothing of it is left afterwards."""
+    flags = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module, _ in flags
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    # The weights were moved in place, which autocast does not notice: it would go on using the casts of the
+    # last point. Training must not find those made in here either; older torch makes them without a gradient.
+    torch.clear_autocast_cache()
+    try:
+        for module, trained in flags:
+            _set_mode(module, trained)
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        for module, name, buffer, before in buffers:
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+            buffer.copy_(before)
+        for module, trained in flags:
+            module.training = trained
+
+
+def _set_mode(module: nn.Module, trained: bool) -> None:
+    # The flag alone, not eval(): a train() that was overridden may fold or unfold weights.
+    if isinstance(module, nn.SyncBatchNorm) and trained:
+        # Training, it would wait for ranks that may not be measuring; without running statistics it takes
+        # those of its own batch.
+        module.training = False
+        module.running_mean = module.running_var = None
+    else:
+        module.training = trained and isinstance(module, _NormBase)
+
+
+@contextmanager
+def _forked(model: nn.Module) -> Iterator[list[int]]:
+    tensors = chain(model.parameters(), model.buffers())
+    devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+    with torch.random.fork_rng(devices, device_type="cuda"):
+        yield devices
+
+
+@contextmanager
+def _random_state(model: nn.Module, *key: object) -> Iterator[None]:
+    with _forked(model) as devices:
+        _reseed(devices, *key)
+        yield
+
+
+def _reseed(devices: Sequence[int], *key: object) -> None:
+    digest = hashlib.sha256("\0".join(map(str, ("probe", *key))).encode()).digest()
+    seed = int.from_bytes(digest[:7], "big")
+    # torch.manual_seed would reseed every CUDA device, also those that are not forked.
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+def _as_losses(loss: object, replicas: int) -> Tensor | float:
+    if isinstance(loss, Tensor):
+        if loss.numel() != replicas or loss.is_complex():
+            wanted = "a real scalar" if replicas == 1 else f"the real losses of {replicas} replicas"
+            mend = "reduce it first, e.g. loss.mean()" if replicas == 1 else "use StackedReplicas.losses"
+            raise ValueError(
+                f"Probe.losses: loss_fn must return {wanted}, got a tensor of shape {tuple(loss.shape)} "
+                f"and type {loss.dtype}; {mend}"
+            )
+        # A copy, because the static output of a CUDA graph is written over by the next batch.
+        return loss.detach().reshape(replicas).clone()
+    if isinstance(loss, SupportsFloat) and replicas == 1:
+        return float(loss)
+    raise TypeError(
+        f"Probe.losses: loss_fn must return a scalar tensor or a number, got {type(loss).__name__}; return "
+        "the mean loss of the batch"
+    )
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def _check_arguments(caller: str, loss_fn: object, model: object, per_sync: object) -> None:
+    if not callable(loss_fn):
+        raise TypeError(
+            f"{caller}: loss_fn must be a callable from a batch to its mean loss, "
+            f"got {type(loss_fn).__name__}"
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}: model must be a torch nn.Module, got {type(model).__name__}")
+    if not isinstance(per_sync, int) or per_sync < 1:
+        raise ValueError(f"{caller}: per_sync must be an integer of at least 1, got {per_sync!r}")

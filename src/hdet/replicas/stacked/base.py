@@ -1,0 +1,46 @@
+"""What the optimizer of the rows and the recording of a pass ask of the replicas they belong to."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from hdet.replicas.base import Replicas
+
+__all__ = ["LossFn", "Rows"]
+
+#: From (model, batch) to a scalar.
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+
+class Rows(Replicas):
+    """Replicas that are rows of matrices in this process."""
+
+    @property
+    @abstractmethod
+    def matrices(self) -> list[nn.Parameter]:
+        """The trained parameters of all replicas, a matrix or more for each group."""
+
+    @property
+    @abstractmethod
+    def modes(self) -> tuple[bool, ...]:
+        """The training flags of all modules."""
+
+    @abstractmethod
+    def losses(self, loss_fn: LossFn, batch: Any) -> Tensor:
+        """The loss of every replica on its own part of a batch, one tensor of N with its graph."""
+
+    @abstractmethod
+    def backward(self, losses: Tensor) -> None:
+        """The gradient of each replica's own loss, shared where gradients are."""
+
+    @abstractmethod
+    def gradients_of(self, losses: Tensor) -> list[Tensor]:
+        """What :meth:`backward` would add to the gradient of each matrix."""
+
+    @abstractmethod
+    def share_gradients_(self) -> None:
+        """Share what backward passes have added since the last call."""

@@ -1,0 +1,660 @@
+"""A probe compares points in weight space: nothing but the weights counts, and nothing of it is left."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+
+from hdet.probes.probe import Probe
+
+
+def batch(k: int, size: int = 8) -> Tensor:
+    return torch.randn(size, 4, generator=torch.Generator().manual_seed(k))
+
+
+def probe_of(model: nn.Module, **settings: Any) -> Probe:
+    return Probe(lambda x: model(x).square().mean(), batch, model=model, **settings)
+
+
+def numbers(batches: list[Any]) -> list[int]:
+    """Of batches of samples that are their own numbers."""
+    return [int(n) for part in batches for n in part[0].flatten()]
+
+
+def numbered(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+def nothing(_: object) -> float:
+    return 0.0
+
+
+# ---------------------------------------------------------------------- what losses() guarantees
+
+
+def test_the_losses_are_those_of_the_weights_as_they_stand() -> None:
+    model = nn.Linear(4, 2)
+    probe = probe_of(model)
+    batches = probe.draw()
+    expected = [model(x).square().mean().item() for x in batches]
+    assert probe.losses(batches) == expected
+    with torch.no_grad():
+        model.weight.mul_(2)
+        model.bias.mul_(2)
+    assert probe.losses(batches) == pytest.approx([4 * loss for loss in expected])
+
+
+def test_no_gradient() -> None:
+    model = nn.Linear(4, 2)
+    graphs: list[Any] = []
+
+    def loss_fn(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        graphs.append(loss.grad_fn)
+        return loss
+
+    probe = Probe(loss_fn, batch, model=model)
+    model(batch(0)).sum().backward()
+    gradient = model.weight.grad
+    assert gradient is not None
+    before = gradient.clone()
+    probe.losses(probe.draw())
+    assert graphs == [None] * 4
+    assert model.weight.grad is gradient
+    assert torch.equal(gradient, before)
+    assert torch.is_grad_enabled()
+
+
+class Stateful(nn.Module):
+    """Writes one buffer in place and binds another anew, whatever its mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("ema", torch.zeros(4), persistent=False)
+        self.count: Tensor
+        self.ema: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.ema = 0.9 * self.ema + 0.1 * x.mean(0)
+        return x
+
+
+@pytest.fixture
+def mixed() -> nn.Sequential:
+    """Submodules in different modes, among them a norm layer that the user froze."""
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Dropout(0.5), Stateful()
+    )
+    model(batch(99))
+    model[2].eval()
+    model[4].eval()
+    return model
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_flags_and_buffers_are_as_before(mixed: nn.Sequential, raises: bool) -> None:
+    def loss_fn(x: Tensor) -> Tensor:
+        loss: Tensor = mixed(x).mean()
+        if raises:
+            raise KeyError("the user's")
+        return loss
+
+    probe = Probe(loss_fn, batch, model=mixed)
+    flags = [module.training for module in mixed.modules()]
+    buffers = dict(mixed.named_buffers())
+    before = {name: (b.data_ptr(), b.clone()) for name, b in buffers.items()}
+    batches = probe.draw()
+    if raises:
+        with pytest.raises(KeyError, match="the user's"):
+            probe.losses(batches)
+    else:
+        probe.losses(batches)
+    assert [module.training for module in mixed.modules()] == flags
+    for name, buffer in mixed.named_buffers():
+        assert buffer is buffers[name], name
+        assert buffer.data_ptr() == before[name][0], name
+        assert torch.equal(buffer, before[name][1]), name
+
+
+def test_a_module_that_folds_its_weights_in_eval_is_left_alone() -> None:
+    class Folding(nn.Linear):
+        def train(self, mode: bool = True) -> Folding:
+            if not mode:
+                self.weight.data.mul_(2)
+            return super().train(mode)
+
+    model = Folding(4, 1)
+    before = model.weight.clone()
+    probe = probe_of(model)
+    probe.losses(probe.draw())
+    assert torch.equal(model.weight, before)
+    assert model.training
+
+
+def test_dropout_is_off() -> None:
+    model = nn.Sequential(nn.Dropout(0.9))
+    probe = probe_of(model)
+    batches = probe.draw()
+    assert probe.losses(batches) == [x.square().mean().item() for x in batches]
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
+def test_a_training_norm_uses_the_statistics_of_the_batch(kind: Callable[[int], nn.Module]) -> None:
+    norm = kind(4)
+    norm.running_mean.fill_(100.0)  # type: ignore[operator, union-attr]
+    probe = Probe(lambda x: norm(x).abs().max(), batch, model=norm)
+    batches = probe.draw()
+    own = [F.batch_norm(x, None, None, training=True).abs().max().item() for x in batches]
+    assert probe.losses(batches) == pytest.approx(own)
+    norm.eval()
+    assert min(probe.losses(batches)) > 50
+
+
+def test_an_instance_norm_too() -> None:
+    norm = nn.InstanceNorm1d(4, track_running_stats=True)
+    norm.running_mean.fill_(100.0)  # type: ignore[union-attr]
+    probe = Probe(lambda x: norm(x[None]).abs().max(), lambda k: batch(k, 4), model=norm)
+    assert max(probe.losses(probe.draw())) < 50
+
+
+def test_sync_batch_norm_does_not_wait_for_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a process group it would gather in training mode, which on a CPU is an error."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    norm = nn.SyncBatchNorm(4)
+    with pytest.raises(ValueError, match="GPU"):
+        norm(batch(0))
+    probe = probe_of(norm)
+    probe.losses(probe.draw())
+    assert norm.training
+    assert torch.equal(norm.running_mean, torch.zeros(4))  # type: ignore[arg-type]
+
+
+def test_the_random_state_is_untouched_and_the_same_at_every_point() -> None:
+    model = nn.Linear(4, 1)
+    noise: list[Tensor] = []
+
+    def loss_fn(x: Tensor) -> Tensor:
+        noise.append(torch.randn(3))
+        loss: Tensor = model(x + torch.randn_like(x)).square().mean()
+        return loss
+
+    probe = Probe(loss_fn, batch, model=model, per_sync=2)
+    torch.manual_seed(7)
+    torch.randn(5)
+    state = torch.get_rng_state()
+    first = probe.draw()
+    at_one_point = probe.losses(first)
+    assert probe.losses(first) == at_one_point
+    assert torch.equal(noise[0], noise[2])
+    assert torch.equal(noise[1], noise[3])
+    assert not torch.equal(noise[0], noise[1])
+    probe.losses(probe.draw())
+    assert not torch.equal(noise[0], noise[4])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.initial_seed() == 7
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_the_random_state_of_cuda() -> None:
+    model = nn.Linear(4, 1, device="cuda")
+
+    def loss_fn(x: Tensor) -> Tensor:
+        x = x.cuda()
+        loss: Tensor = model(x + torch.randn_like(x)).square().mean()
+        return loss
+
+    probe = Probe(loss_fn, batch, model=model)
+    torch.cuda.manual_seed(7)
+    torch.randn(5, device="cuda")
+    state = torch.cuda.get_rng_state()
+    batches = probe.draw()
+    assert probe.losses(batches) == probe.losses(batches)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+def test_autocast_does_not_remember_the_last_point() -> None:
+    model = nn.Linear(4, 1)
+    probe = probe_of(model)
+    batches = probe.draw()
+    with torch.autocast("cpu", torch.bfloat16):
+        here = probe.losses(batches)
+        with torch.no_grad():
+            model.weight.mul_(2)
+        there = probe.losses(batches)
+        assert all(a != b for a, b in zip(here, there, strict=True))
+        with torch.no_grad():
+            model.weight.div_(2)
+        loss = model(batches[0]).square().mean()
+        assert loss.item() == here[0], "training goes on with a cast of the last point compared"
+        loss.float().backward()
+    assert model.weight.grad is not None
+
+
+def test_casts_from_before_the_weights_moved_are_not_used() -> None:
+    model = nn.Linear(4, 1)
+    probe = probe_of(model)
+    batches = probe.draw()
+    with torch.autocast("cpu", torch.bfloat16):
+        here = [model(x).square().mean().item() for x in batches]
+        with torch.no_grad():
+            model.weight.mul_(2)
+        assert all(a != b for a, b in zip(here, probe.losses(batches), strict=True))
+
+
+def test_a_compiled_model(mixed: nn.Sequential) -> None:
+    compiled: Any = torch.compile(mixed[:4], backend="eager")
+    plain, fast = probe_of(mixed[:4]), probe_of(compiled)
+    compiled(batch(1))
+    batches = plain.draw()
+    assert fast.losses(batches) == plain.losses(batches)
+    with torch.no_grad():
+        mixed[0].weight.mul_(2)
+    moved = fast.losses(batches)
+    assert moved == plain.losses(batches)
+    assert compiled.training
+
+
+def test_values_that_are_not_finite_are_passed_on() -> None:
+    values = iter(
+        [torch.tensor(math.nan), torch.tensor([math.inf]), -math.inf, torch.tensor(2, dtype=torch.int32)]
+    )
+    probe = Probe(lambda _: next(values), batch, model=nn.Linear(1, 1))
+    losses = probe.losses(probe.draw())
+    assert math.isnan(losses[0])
+    assert losses[1:] == [math.inf, -math.inf, 2.0]
+    assert all(type(loss) is float for loss in losses)
+
+
+def test_a_result_that_is_written_over_by_the_next_batch() -> None:
+    """The static output of a CUDA graph."""
+    static = torch.zeros(())
+    probe = Probe(lambda x: static.copy_(x.sum()), batch, model=nn.Linear(1, 1))
+    batches = probe.draw()
+    assert probe.losses(batches) == [x.sum().item() for x in batches]
+
+
+def test_one_wait_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 1)
+    probe = probe_of(model)
+    batches = probe.draw()
+    waits = []
+    for name in ("item", "tolist", "__float__"):
+        real = getattr(Tensor, name)
+        monkeypatch.setattr(Tensor, name, lambda self, real=real: (waits.append(1), real(self))[1])
+    assert len(probe.losses(batches)) == 4
+    assert len(waits) == 1
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "words"),
+    [
+        (torch.zeros(3), ValueError, r"Probe.losses: loss_fn must .* shape \(3,\).*loss.mean\(\)"),
+        (torch.zeros((), dtype=torch.complex64), ValueError, "real scalar.*complex64"),
+        (None, TypeError, "Probe.losses: loss_fn must return a scalar.*got NoneType; return the mean loss"),
+        ("1.0", TypeError, "got str"),
+    ],
+)
+def test_a_result_that_is_no_loss(result: Any, error: type[Exception], words: str) -> None:
+    probe = Probe(lambda _: result, batch, model=nn.Linear(1, 1))
+    with pytest.raises(error, match=words):
+        probe.losses(probe.draw())
+
+
+def test_arguments() -> None:
+    model = nn.Linear(1, 1)
+    for per_sync in (0, -1, 1.5, None):
+        with pytest.raises(ValueError, match=r"Probe: per_sync must be an integer of at least 1, got"):
+            Probe(nothing, batch, model=model, per_sync=per_sync)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Probe: model must be a torch nn.Module, got function"):
+        Probe(nothing, batch, model=nothing)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"loss_fn must be a callable.*got NoneType"):
+        Probe(None, batch, model=model)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"batches must be an iterable.*got TensorDataset; wrap"):
+        Probe(nothing, numbered(3), model=model)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- drawing, and going on
+
+
+def test_a_callable_gets_the_number_of_the_draw() -> None:
+    probe = Probe(nothing, lambda k: k, model=nn.Linear(1, 1), per_sync=3)
+    assert [probe.draw(), probe.draw()] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_an_iterable_is_begun_anew() -> None:
+    probe = Probe(nothing, range(5), model=nn.Linear(1, 1), per_sync=3)
+    assert [probe.draw() for _ in range(3)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
+
+
+def test_an_iterator_that_ends_is_an_error() -> None:
+    probe = Probe(nothing, iter(range(5)), model=nn.Linear(1, 1), per_sync=3)
+    assert probe.draw() == [0, 1, 2]
+    with pytest.raises(
+        ValueError, match=r"Probe.draw: batches must not run out, got a range_iterator.*after 5"
+    ):
+        probe.draw()
+    with pytest.raises(ValueError, match="got a list that ended after 0"):
+        Probe(nothing, [], model=nn.Linear(1, 1)).draw()
+
+
+class Reiterable:
+    """Finite, without a length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(7))
+
+
+def shuffled_loader() -> DataLoader[Any]:
+    return DataLoader(numbered(14), batch_size=2, shuffle=True)
+
+
+@pytest.mark.parametrize("source", [lambda: batch, lambda: range(7), Reiterable, shuffled_loader])
+@pytest.mark.parametrize("syncs", [0, 1, 2, 5])
+def test_a_resumed_probe_draws_what_the_unbroken_one_does(source: Callable[[], Any], syncs: int) -> None:
+    model = nn.Linear(1, 1)
+    unbroken = Probe(nothing, source(), model=model, per_sync=3)
+    for _ in range(syncs):
+        unbroken.draw()
+    torch.randn(3)  # training goes on in between
+    resumed = Probe(nothing, source(), model=model, per_sync=3)
+    resumed.draw()
+    resumed.load_state_dict(unbroken.state_dict())
+    for _ in range(3):
+        for a, b in zip(unbroken.draw(), resumed.draw(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert unbroken.state_dict() == resumed.state_dict()
+
+
+def test_a_resume_reads_no_more_than_one_pass() -> None:
+    class Counted:
+        read = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for k in range(7):
+                self.read += 1
+                yield k
+
+    unbroken = Probe(nothing, Counted(), model=nn.Linear(1, 1), per_sync=3)
+    for _ in range(100):
+        unbroken.draw()
+    batches = Counted()
+    Probe(nothing, batches, model=nn.Linear(1, 1)).load_state_dict(unbroken.state_dict())
+    assert batches.read == 300 % 7
+
+
+def test_an_iterator_is_taken_where_it_stands() -> None:
+    probe = Probe(nothing, iter(range(10)), model=nn.Linear(1, 1), per_sync=2)
+    probe.load_state_dict({"draws": 4, "pass_began": 0})
+    assert probe.draw() == [0, 1]
+    assert probe.state_dict() == {"draws": 6, "pass_began": 0}
+
+
+def test_drawing_leaves_the_random_state_and_shuffles_every_pass_anew() -> None:
+    probe = Probe(nothing, shuffled_loader(), model=nn.Linear(1, 1), per_sync=7)
+    state = torch.get_rng_state()
+    passes = [numbers(probe.draw()) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [sorted(p) for p in passes] == [list(range(14))] * 2
+    assert passes[0] != passes[1]
+
+
+def test_ranks_that_are_seeded_differently_draw_differently() -> None:
+    drawn = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        drawn.append(Probe(nothing, lambda _: torch.randn(1).item(), model=nn.Linear(1, 1)).draw())
+    assert drawn[0] == drawn[2]
+    assert not set(drawn[0]) & set(drawn[1])
+
+
+def test_repeats_are_known() -> None:
+    model = nn.Linear(1, 1)
+    same = Probe(nothing, lambda _: {"x": torch.full((2, 2), math.nan)}, model=model)
+    assert same.distinct is None
+    same.draw()
+    assert same.distinct == 1
+    few = Probe(nothing, [(batch(k), 0) for k in range(6)], model=model)
+    many = Probe(nothing, batch, model=model)
+    strings = Probe(nothing, ["a", "b"], model=model)
+    for _ in range(20):
+        for probe in (few, many, strings):
+            probe.draw()
+    assert (few.distinct, many.distinct, strings.distinct) == (6, 64, None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: (torch.tensor(1.0), [x, x]),
+        lambda x: {"id": "a", "inputs": {"tokens": x}},
+        lambda x: torch.complex(x, x),
+    ],
+)
+def test_the_size_of_a_batch(make: Callable[[Tensor], Any]) -> None:
+    probe = Probe(nothing, lambda k: make(batch(k, 1500)), model=nn.Linear(1, 1))
+    assert (probe.samples, probe.describe()) == (None, "4 batches a sync")
+    probe.draw()
+    assert (probe.samples, probe.describe()) == (6000, "4 batches of 1,500 samples a sync")
+
+
+def test_the_size_that_a_loader_announces() -> None:
+    probe = Probe(nothing, shuffled_loader(), model=nn.Linear(1, 1), per_sync=1)
+    assert (probe.samples, probe.describe()) == (2, "1 batch of 2 samples a sync")
+
+
+# ---------------------------------------------------------------------- setting aside
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_no_sample_is_both_probed_and_trained_on(shuffle: bool, drop_last: bool) -> None:
+    loader = DataLoader(numbered(203), batch_size=8, shuffle=shuffle, drop_last=drop_last)
+    model = nn.Linear(1, 1)
+    state = torch.get_rng_state()
+    probe, rest = Probe.set_aside(nothing, loader, model=model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert probe.describe() == "4 batches of 8 samples a sync; 64 set aside"
+    assert (probe.samples, probe.draw()[0][0].shape) == (32, (8,))
+    probed = set(numbers([b for _ in range(6) for b in probe.draw()]))
+    passes = [numbers(list(rest)) for _ in range(2)]
+    assert len(probed) == 64
+    assert all(not probed & set(trained) for trained in passes)
+    if not drop_last:
+        assert all(probed | set(trained) == set(range(203)) for trained in passes)
+    assert (passes[0] == sorted(passes[0])) is not shuffle
+    assert max(probed) > 150  # chosen from all of the dataset, not from its head
+
+
+def test_the_choice_follows_from_the_seed() -> None:
+    def chosen(seed: int) -> set[int]:
+        probe, _ = Probe.set_aside(
+            nothing, shuffled_loader(), model=nn.Linear(1, 1), batches=3, per_sync=3, seed=seed
+        )
+        return set(numbers(probe.draw()))
+
+    torch.manual_seed(1)
+    first = chosen(0)
+    torch.manual_seed(2)
+    assert chosen(0) == first
+    assert chosen(1) != first
+
+
+def collate(items: list[Any]) -> list[Tensor]:
+    return [torch.stack([item[0] for item in items])]
+
+
+def begin_worker(_: int) -> None: ...
+
+
+def test_the_settings_of_the_loader_are_carried_over() -> None:
+    generator = torch.Generator()
+    settings: dict[str, Any] = {
+        "batch_size": 2,
+        "num_workers": 1,
+        "collate_fn": collate,
+        "drop_last": True,
+        "timeout": 60,
+        "worker_init_fn": begin_worker,
+        "generator": generator,
+        "prefetch_factor": 3,
+        "persistent_workers": True,
+        "in_order": False,
+    }
+    sampler = RandomSampler(numbered(40), replacement=True, num_samples=11, generator=generator)
+    loader = DataLoader(numbered(40), sampler=sampler, **settings)
+    state = generator.get_state()
+    _, rest = Probe.set_aside(nothing, loader, model=nn.Linear(1, 1), batches=2, per_sync=1)
+    assert isinstance(rest, DataLoader)
+    assert {name: getattr(rest, name) for name in settings} == settings
+    assert isinstance(rest.sampler, RandomSampler)
+    assert rest.sampler.generator is generator
+    assert torch.equal(generator.get_state(), state)
+    assert (rest.sampler.replacement, rest.sampler.num_samples) == (True, 11)
+    assert len(rest) == 5
+    in_order = DataLoader(numbered(40), batch_size=2)
+    _, rest = Probe.set_aside(nothing, in_order, model=nn.Linear(1, 1))
+    assert isinstance(rest, DataLoader)
+    assert isinstance(rest.sampler, SequentialSampler)
+
+
+def test_without_automatic_batching() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(40).reshape(20, 2)), batch_size=None)
+    probe, rest = Probe.set_aside(nothing, loader, model=nn.Linear(1, 1), batches=4)
+    probed = set(numbers(probe.draw()))
+    assert (len(probed), probe.samples) == (8, 8)
+    assert set(numbers(list(rest))) == set(range(40)) - probed
+
+
+def test_every_rank_keeps_a_part_of_its_own() -> None:
+    data = numbered(200)
+    probed: list[set[int]] = []
+    trained: list[list[list[int]]] = []
+    for rank in range(4):
+        sampler = DistributedSampler(data, num_replicas=4, rank=rank, seed=5)
+        loader = DataLoader(data, batch_size=5, sampler=sampler)
+        probe, rest = Probe.set_aside(nothing, loader, model=nn.Linear(1, 1), batches=3, per_sync=3)
+        probed.append(set(numbers(probe.draw())))
+        epochs = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)  # the user's loop holds the old sampler
+            epochs.append(numbers(list(rest)))
+        rest.sampler.set_epoch(0)  # type: ignore[attr-defined]
+        assert numbers(list(rest)) == epochs[0]
+        trained.append(epochs)
+    assert [len(part) for part in probed] == [15] * 4
+    assert len(set.union(*probed)) == 60
+    for epoch in range(2):
+        seen = [n for rank in range(4) for n in trained[rank][epoch]]
+        assert sorted(seen) == sorted(set(range(200)) - set.union(*probed))
+    assert trained[0][0] != trained[0][1]
+
+
+class Odd(DataLoader[Any]):
+    pass
+
+
+def test_a_loader_that_cannot_be_rebuilt() -> None:
+    data: Dataset[Any] = numbered(100)
+    for loader, culprit in (
+        (DataLoader(data, sampler=SubsetRandomSampler(range(100))), "SubsetRandomSampler"),
+        (DataLoader(data, batch_sampler=[[0, 1], [2, 3]]), "list"),
+        (Odd(data), "Odd"),
+    ):
+        with pytest.raises(
+            TypeError, match=f"Probe.set_aside: loader must.*got {culprit}; split the dataset"
+        ):
+            Probe.set_aside(nothing, loader, model=nn.Linear(1, 1))
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.arange(20.0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: [torch.arange(k, k + 2) for k in range(0, 20, 2)], lambda: DataLoader(Stream(), batch_size=2)],
+)
+def test_the_first_batches_of_any_other_iterable(make: Callable[[], Any]) -> None:
+    probe, rest = Probe.set_aside(nothing, make(), model=nn.Linear(1, 1), batches=4, per_sync=2)
+    assert probe.describe() == "2 batches of 2 samples a sync; 8 set aside"
+    drawn = torch.cat(probe.draw() + probe.draw() + probe.draw())
+    assert drawn.tolist() == [*range(8), *range(4)]
+    for _ in range(2):
+        assert torch.cat(list(rest)).tolist() == list(range(8, 20))
+
+
+def test_a_list_still_has_a_length() -> None:
+    _, rest = Probe.set_aside(nothing, list(range(20)), model=nn.Linear(1, 1))
+    assert len(rest) == 12  # type: ignore[arg-type]
+
+
+def test_an_endless_iterator_goes_on_behind_what_was_kept() -> None:
+    def endless() -> Iterator[int]:
+        k = 0
+        while True:
+            yield k
+            k += 1
+
+    probe, rest = Probe.set_aside(nothing, endless(), model=nn.Linear(1, 1), batches=4)
+    assert probe.draw() == [0, 1, 2, 3]
+    assert [k for k, _ in zip(rest, range(6), strict=False)][:6] == [4, 5, 6, 7, 8, 9]
+    assert next(iter(rest)) > 9  # a loop that was left goes on, it does not begin anew
+
+
+def test_an_iterable_that_shuffles_is_said_to_hand_them_out_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Shuffling:
+        passes = 0
+
+        def __iter__(self) -> Iterator[Tensor]:
+            Shuffling.passes += 1
+            return iter(
+                torch.randperm(20, generator=torch.Generator().manual_seed(self.passes)).reshape(10, 2)
+            )
+
+    _, rest = Probe.set_aside(nothing, Shuffling(), model=nn.Linear(1, 1), batches=4)
+    _, steady = Probe.set_aside(
+        nothing, list(torch.arange(20).reshape(10, 2)), model=nn.Linear(1, 1), batches=4
+    )
+    with caplog.at_level(logging.WARNING, logger="hdet"):
+        list(steady)
+        assert not caplog.records
+        list(rest)
+        list(rest)
+    assert len(caplog.records) == 1
+    assert "held-out set" in caplog.text
+
+
+def test_a_loader_too_small() -> None:
+    model = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"set 8 batches aside .* at least 16 of 10 samples, got 15; lower"):
+        Probe.set_aside(nothing, DataLoader(numbered(159), batch_size=10), model=model)
+    sampler = DistributedSampler(numbered(159), num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="at least 16 of 5 samples on each of 2 ranks, got 15"):
+        Probe.set_aside(nothing, DataLoader(numbered(159), batch_size=5, sampler=sampler), model=model)
+    with pytest.raises(ValueError, match="at least 16, got 15"):
+        Probe.set_aside(nothing, range(15), model=model)
+    Probe.set_aside(nothing, DataLoader(numbered(160), batch_size=10), model=model)
+    Probe.set_aside(nothing, range(16), model=model)
+    with pytest.raises(ValueError, match=r"Probe.set_aside: batches must .* at least per_sync=4, got 3"):
+        Probe.set_aside(nothing, range(99), model=model, batches=3)

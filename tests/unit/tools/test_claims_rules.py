@@ -1,0 +1,339 @@
+"""Every rule by which a claim is judged reaches each of its verdicts, on made-up results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.made_up import (
+    COLD,
+    CPU,
+    FULL,
+    HIGH,
+    LOW,
+    NO_AUTO,
+    WARM,
+    a_figure,
+    a_table,
+    averaging,
+    calls,
+    drawing,
+    goals,
+    no_rates,
+    overhead,
+    published,
+    rates,
+    regret,
+    replicas,
+    scalars,
+    training,
+    waits,
+    wall_clock,
+)
+from tools.claims import paper, readme
+from tools.claims.rules import Difference, Verdict, asserted, refuted, runs_of, untested
+from tools.claims.table import CLAIMS
+
+HOLDS, PARTLY, NOT_HERE, UNTESTED = Verdict
+
+ALL = {LOW: 0, HIGH: 3}
+
+
+def below(line: str, metric: str = "train", than: str = "paper") -> list[tuple[Any, Verdict]]:
+    """What every rule says that one line's loss is below another's, on each of two tasks."""
+    lower = {f"{than}_{metric}": {line: -0.5}}
+    higher = {f"{than}_{metric}": {line: 0.5}}
+    lost = {f"{than}_{metric}": {line: None}}
+    return [
+        ([a_table(**lower), a_table("charlm", **lower)], HOLDS),
+        ([a_table(**lower), a_table("charlm")], PARTLY),
+        ([a_table(), a_table("charlm", **higher)], NOT_HERE),
+        ([a_table(**lost)], NOT_HERE),
+    ]
+
+
+def beside(line: str) -> list[tuple[Any, Verdict]]:
+    """What every rule says that one line's loss is another's, or is not above it."""
+    higher = {"paper_train": {line: 0.5}, "paper_held_out": {line: 0.5}}
+    return [
+        ([a_table(), a_table("charlm")], HOLDS),
+        ([a_table(), a_table("charlm", **higher)], PARTLY),
+        ([a_table(**higher)], NOT_HERE),
+        ([{**a_table(), "blocks": []}], UNTESTED),
+    ]
+
+
+def beats_low(line: str) -> list[tuple[Any, Verdict]]:
+    there, here = {"crash_train": {line: -0.5}}, {"paper_train": {line: -0.5}}
+    return [
+        ([a_table(**here, **there)], HOLDS),
+        ([a_table(**here)], PARTLY),
+        ([a_table(**here, crash_lr=None)], HOLDS),
+        ([a_table()], NOT_HERE),
+    ]
+
+
+CASES: dict[Any, list[tuple[Any, Verdict]]] = {
+    paper.baseline_crashes: [
+        ([a_table(paper_crashes={HIGH: 3})], HOLDS),
+        ([a_table(paper_crashes={HIGH: 3}), a_table("charlm", paper_crashes={HIGH: 2})], PARTLY),
+        ([a_table(paper_crashes={HIGH: 2}, crash_lr=None)], NOT_HERE),
+    ],
+    paper.stable_where_plain_crashes: [
+        ([a_table(crash_crashes=ALL)], HOLDS),
+        ([a_table(crash_crashes=ALL), a_table("charlm", crash_crashes={**ALL, FULL: 1})], PARTLY),
+        ([a_table(crash_crashes={**ALL, FULL: 1})], NOT_HERE),
+        ([a_table(crash_lr=None)], UNTESTED),
+        ([a_table(crash_crashes={HIGH: 2})], UNTESTED),
+    ],
+    paper.warm_start_crashes: [
+        ([a_table(crash_crashes={**ALL, WARM: 3})], HOLDS),
+        ([a_table(crash_crashes={**ALL, WARM: 3}), a_table("charlm", crash_crashes=ALL)], PARTLY),
+        ([a_table(crash_crashes={**ALL, WARM: 2})], NOT_HERE),
+        ([a_table(crash_crashes={WARM: 3})], UNTESTED),
+    ],
+    paper.warm_start_crashes_later_and_worse: [
+        ([a_table(crash_crashes={HIGH: 3, WARM: 3}, crash_step={WARM: 200}, crash_train={WARM: 1.0})], HOLDS),
+        ([a_table(crash_crashes={HIGH: 3, WARM: 3}, crash_step={WARM: 200})], PARTLY),
+        ([a_table(crash_crashes={HIGH: 3, WARM: 3}, crash_step={WARM: 50})], NOT_HERE),
+        ([a_table(crash_lr=None)], UNTESTED),
+    ],
+    paper.without_auto_lr_beats_low: beats_low(NO_AUTO),
+    paper.full_beats_low: beats_low(FULL),
+    paper.spread_finds_better_optima: below(NO_AUTO),
+    paper.averaging_generalises: below(NO_AUTO, "held_out"),
+    paper.warm_start_contributes: below(FULL),
+    paper.auto_lr_contributes: below(FULL),
+    paper.auto_lr_improves: [
+        ([a_table(paper_train={COLD: -0.5}, paper_held_out={COLD: -0.5})], HOLDS),
+        ([a_table(paper_train={COLD: -0.5})], PARTLY),
+        ([a_table(paper_held_out={COLD: 0.5})], NOT_HERE),
+    ],
+    paper.adapts_in_pretraining: [
+        ([a_table("charlm", paper_train={COLD: -0.5, NO_AUTO: 0.5})], HOLDS),
+        ([a_table("charlm", paper_train={COLD: -0.5})], PARTLY),
+        ([a_table("charlm")], NOT_HERE),
+    ],
+    paper.converges_sooner: [
+        ([a_figure(late={LOW: 0.5, WARM: 0.5})], HOLDS),
+        ([a_figure(late={LOW: 0.5})], PARTLY),
+        ([a_figure(late={FULL: 0.5})], NOT_HERE),
+    ],
+    paper.warm_start_is_ahead_early: [
+        ([a_figure(early={WARM: -0.5}, late={WARM: 0.5})], HOLDS),
+        ([a_figure(early={WARM: -0.5}), a_figure("kuairand")], PARTLY),
+        ([a_figure(late={WARM: -0.5})], NOT_HERE),
+    ],
+    paper.needs_no_schedule: [
+        ({"replicas": replicas((0, 2, 0, 1)), "regret-cpu": published(-0.5)}, HOLDS),
+        ({"replicas": replicas((0, 2, 0, 1)), "regret-cpu": published()}, PARTLY),
+        ({"replicas": replicas((2, 2.1, 0, 1)), "regret-cpu": published(sweep_lr=0.1)}, NOT_HERE),
+        ({"replicas": replicas(), "regret-cpu": published(sweep_lr=0.1)}, UNTESTED),
+    ],
+    paper.signal_points_up: [
+        ([replicas((0, 0, 1.0, 0.1), (0, 0, 0.5, 0.1))], HOLDS),
+        ([replicas((0, 0, 1.0, 0.1), (0, 0, 0.5, 9.0))], PARTLY),
+        ([replicas((0, 0, -1.0, 0.1))], NOT_HERE),
+        ([replicas()], UNTESTED),
+    ],
+    paper.order_emerges: [
+        ([rates(p=0.01)], HOLDS),
+        ([rates(p=0.01), rates(task="kuairand")], PARTLY),
+        ([rates(p=0.2)], NOT_HERE),
+        ([no_rates()], UNTESTED),
+    ],
+    paper.residual_rate: [
+        ([rates(end=0.2)], HOLDS),
+        ([rates(end=0.2), rates(task="kuairand")], PARTLY),
+        ([rates(end=0.05)], NOT_HERE),
+        ([no_rates()], UNTESTED),
+    ],
+    paper.costs_a_thousandth: [
+        ([training(1.0), training(0.2)], HOLDS),
+        ([training(1.0), training(2.0)], PARTLY),
+        ([training(2.0)], NOT_HERE),
+    ],
+    paper.any_scalar: [
+        ([scalars(60, 100)], HOLDS),
+        ([scalars(49, 100)], PARTLY),
+        ([scalars(20)], NOT_HERE),
+    ],
+    readme.near_the_sweep: [
+        ([regret(0.3, 1.0)], HOLDS),
+        ([regret(0.2, 5.0)], PARTLY),
+        ([regret(1.0, 5.0)], NOT_HERE),
+    ],
+    readme.ahead_of_peers: [
+        ([regret()], HOLDS),
+        ([regret(behind=1)], PARTLY),
+        ([regret(behind=5)], NOT_HERE),
+    ],
+    readme.never_diverges: [
+        ([regret()], HOLDS),
+        ([regret(), {**regret(diverged=1), "machine": {**CPU, "gpu": "Gpu"}}], PARTLY),
+        ([regret(diverged=1)], NOT_HERE),
+    ],
+    readme.optimizers_rate_is_not_read: [
+        ([regret(misled=(1.0, 1.2))], HOLDS),
+        ([regret(misled=(1.0, 1.2)), regret(misled=(0.0, 1.0))], PARTLY),
+        ([regret(misled=(0.0, 1.0))], NOT_HERE),
+        ([regret()], UNTESTED),
+    ],
+    readme.costs_two_percent: [
+        ([wall_clock((0.01, 0.02))], HOLDS),
+        ([wall_clock((0.01, 0.02), (-0.01, 0.03))], PARTLY),
+        ([wall_clock((0.03, 0.01))], NOT_HERE),
+    ],
+    readme.as_good_as_tuned: [
+        *beside("AutoLR"),
+        ([a_table(paper_held_out={"AutoLR": -0.5})], HOLDS),
+        ([a_table(paper_held_out={"AutoLR": None})], NOT_HERE),
+    ],
+    readme.recovers: [
+        ([scalars(80, 81, 90, 99)], HOLDS),
+        ([scalars(10, 50, 90, 99)], PARTLY),
+        ([scalars(10, 40, 90, 99)], NOT_HERE),
+    ],
+    readme.all_at_once_beats_in_turn: [
+        ([scalars(at_once=-0.5)], HOLDS),
+        ([scalars(at_once=0.1)], NOT_HERE),
+    ],
+    readme.crashes_as_well: [
+        ([a_table(crash_crashes={FULL: 3, NO_AUTO: 4, COLD: 3})], HOLDS),
+        ([a_table(crash_crashes={FULL: 3, NO_AUTO: 2, COLD: 3})], PARTLY),
+        ([a_table(crash_crashes={FULL: 1})], NOT_HERE),
+        ([a_table(crash_lr=None)], UNTESTED),
+    ],
+    readme.changes_nothing: [*beside(FULL), ([a_table(paper_train={FULL: -0.5})], NOT_HERE)],
+    readme.same_path_as_plain: [*beside(NO_AUTO), ([a_table(paper_train={NO_AUTO: -0.5})], NOT_HERE)],
+    readme.moves_a_few_percent: [
+        ([rates(moved=0.09)], HOLDS),
+        ([rates(moved=0.09), rates(moved=0.2, task="kuairand")], PARTLY),
+        ([rates(moved=0.1)], NOT_HERE),
+        ([no_rates()], UNTESTED),
+    ],
+    readme.no_order: [
+        ([rates(any_p=0.06)], HOLDS),
+        ([rates(), rates(any_p=0.01, task="kuairand")], PARTLY),
+        ([rates(any_p=0.01)], NOT_HERE),
+        ([no_rates()], UNTESTED),
+    ],
+    readme.ten_times_off_stays_off: [
+        ({"replicas": replicas((2, 2.1, 0, 1))}, HOLDS),
+        ({"replicas": replicas((2, 2.1, 0, 1), (0, 2, 0, 1))}, PARTLY),
+        ({"replicas": replicas((0, 2, 0, 1))}, NOT_HERE),
+        ({"replicas": replicas()}, UNTESTED),
+    ],
+    readme.decision_steadies: [
+        ([replicas((0, 0, 0, 4.0), (0, 0, 0, 2.8), (0, 0, 0, 2.0))], HOLDS),
+        ([replicas((0, 0, 0, 4.0), (0, 0, 0, 3.9), (0, 0, 0, 3.8))], NOT_HERE),
+        ([replicas((0, 0, 0, 4.0), (0, 0, 0, 2.0), (0, 0, 0, 1.0))], NOT_HERE),
+    ],
+    readme.averaging_near_the_limit: [
+        ([averaging((1.3, 1.0), (1.1, 1.0))], HOLDS),
+        ([averaging((1.3, 1.0), (1.4, 1.0))], PARTLY),
+        ([averaging((1.4, 1.0))], NOT_HERE),
+    ],
+    readme.averaging_beats_others: [
+        ([averaging((1.0, 9.0), (1.0, 5.0))], HOLDS),
+        ([averaging((1.0, 9.0), (1.0, 11.0))], PARTLY),
+        ([averaging((1.0, 11.0))], NOT_HERE),
+    ],
+    readme.call_costs_little: [
+        ([calls(1.2, 1.5)], HOLDS),
+        ([calls(1.2, 1.6)], PARTLY),
+        ([calls(1.6)], NOT_HERE),
+    ],
+    readme.never_waits: [
+        ([waits(True, True)], HOLDS),
+        ([waits(True, False)], PARTLY),
+        ([waits(False)], NOT_HERE),
+        ([waits()], UNTESTED),
+    ],
+    readme.step_costs_little: [
+        ([overhead(True, True)], HOLDS),
+        ([overhead(True, False)], PARTLY),
+        ([overhead(False, False)], NOT_HERE),
+    ],
+    readme.stacked_is_faster: [
+        ([goals(a=True, b=True)], HOLDS),
+        ([goals(a=True, b=False)], PARTLY),
+        ([goals(a=False)], NOT_HERE),
+    ],
+    readme.drawing_is_cheap: [
+        ([drawing(0.1, 0.02)], HOLDS),
+        ([drawing(0.2, 0.02)], PARTLY),
+        ([drawing(0.2)], NOT_HERE),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("judge", "results", "verdict"),
+    [
+        pytest.param(judge, results, verdict, id=f"{judge.__name__}, {k}: {verdict.value}")
+        for judge, cases in CASES.items()
+        for k, (results, verdict) in enumerate(cases)
+    ],
+)
+def test_a_rule_reaches_its_verdicts(judge: Any, results: Any, verdict: Verdict) -> None:
+    named = results if isinstance(results, dict) else {str(k): result for k, result in enumerate(results)}
+    assert judge(named)[1] is verdict
+
+
+def test_every_rule_is_tried_both_ways_and_judges_a_claim() -> None:
+    rules = {getattr(room, name) for room in (paper, readme) for name in room.__all__}
+    assert rules == CASES.keys()
+    assert rules <= {claim.judge for claim in CLAIMS}
+    for rule, cases in CASES.items():
+        assert {HOLDS, NOT_HERE} <= {verdict for _, verdict in cases}, rule
+        assert rule.__doc__, "the docstring is the rule"
+
+
+def test_claims_without_a_number_have_their_verdict() -> None:
+    assert [judge("why")({}) for judge in (asserted, refuted, untested)] == [
+        ("why", HOLDS),
+        ("why", NOT_HERE),
+        ("why", UNTESTED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "below", "above"),
+    [
+        ([-1.0, -1.1, -0.9], True, False),
+        ([1.0, 1.1, 0.9], False, True),
+        ([-1.0, 1.0, -0.5], False, False),
+        ([-1.0], None, None),
+        ([float("inf"), 0.0], False, True),
+        ([float("inf"), -float("inf")], None, None),
+    ],
+)
+def test_a_difference_is_told_by_its_whole_interval(values: Any, below: Any, above: Any) -> None:
+    found = Difference.of(values)
+    assert found is not None
+    assert (found.below, found.above) == (below, above)
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    """Seeds of the made-up table differ far more than its lines, and yet a small difference is seen."""
+    text, verdict = paper.auto_lr_contributes({"": a_table(paper_train={FULL: -0.001})})
+    assert verdict is HOLDS
+    assert "−0.0010" in text
+
+
+def test_what_was_measured_is_said() -> None:
+    crashed = a_table(crash_crashes={HIGH: 3, FULL: 1, NO_AUTO: 2, COLD: 4})
+    text, _ = paper.stable_where_plain_crashes({"": crashed})
+    assert text == "feed at 0.1: plain 3, full 1 of 4 (w/o auto-LR 2, w/o warm init 4)"
+    text, _ = readme.ahead_of_peers({"": regret(behind=2)})
+    assert text == "2 cores of Cpu: ahead in 7 of 9 comparisons"
+    text, _ = paper.averaging_generalises({"": a_table(), " ": a_table("charlm")})
+    assert text == "held-out loss: feed +0.0000; charlm +0.0000"
+
+
+def test_a_baseline_of_the_table_is_a_run_of_the_sweep() -> None:
+    result = a_table(paper_train={LOW: 0.5})
+    assert [run["train"] for run in runs_of(result, "paper", LOW).values()] == [1.5, 1.6, 1.7, 1.8]
+    assert [run["train"] for run in runs_of(result, "paper", HIGH).values()] == [1.0, 1.1, 1.2, 1.3]

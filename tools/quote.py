@@ -1,0 +1,169 @@
+"""Numbers in the documents come from the JSON files beside them, and from nowhere else.
+
+A document marks a place with ``<!-- quote: NAME -->`` … ``<!-- end -->``, and
+``python -m tools.quote`` fills every such place of README.md and docs/evidence.md from
+docs/evidence/NAME.json; ``<!-- claims -->`` … ``<!-- end -->`` it fills with the table of all claims. A test
+fails when a document and its JSON part.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from hdet.bench.hyperparameters import analysis as hyperparameters_analysis
+from hdet.bench.regret.analysis import grid, misled
+from hdet.bench.replicas import command as replicas
+from hdet.bench.reproduce import text as reproduce_text
+from hdet.bench.speed import feed, stacked
+from tools.claims import table as claims
+
+__all__ = ["DOCUMENTS", "fill"]
+
+DOCUMENTS = ("README.md", "docs/evidence.md")
+_PLACE = re.compile(r"(<!-- (?:quote: ([\w-]+)|claims) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(text: str, evidence: Path) -> str:
+    """``text`` with every marked place filled anew."""
+
+    def quote(match: re.Match[str]) -> str:
+        if match[2] is None:
+            return f"{match[1]}{claims.table(evidence)}\n{match[3]}"
+        result = json.loads((evidence / f"{match[2]}.json").read_text(encoding="utf-8"))
+        return f"{match[1]}{_RENDER[result['experiment']](result)}\n\n{_source(result)}\n{match[3]}"
+
+    return _PLACE.sub(quote, text)
+
+
+def _converge(result: dict[str, Any]) -> str:
+    ways = list(result["rows"][0]["milliseconds"])
+    lines = [
+        "| ranks | weights | " + " | ".join(ways) + " | extra memory |",
+        "|---" * (len(ways) + 3) + "|",
+    ]
+    for row in result["rows"]:
+        ms, ratio = row["milliseconds"], row["ratio_to_limit"]
+        cells = [f"{ms[way]:.0f} ms" + (f", ×{ratio[way]:.2f}" if ratio[way] != 1 else "") for way in ways]
+        size = f"{row['megabytes']:.0f} MB in {row['tensors']:,} tensors"
+        lines.append(
+            f"| gloo ×{row['ranks']} | {size} | {' | '.join(cells)} | {row['extra_megabytes']:.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
+def _step(result: dict[str, Any]) -> str:
+    lines = [
+        "| `step(loss)` between syncs | OneCycleLR | hdet | ratio (quartiles) | hooks add |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if row["part"] == "scheduler call":
+            low, high = row["ratio_iqr"]
+            moved = "before" if row["interval"] == "first" else "after"
+            lines.append(
+                f"| {row['optimizer']}, {row['groups']} group(s), {moved} auto-LR has moved | "
+                f"{row['one_cycle_us']:.0f} µs | {row['hdet_us']:.0f} µs | "
+                f"×{row['ratio']:.2f} ({low:.2f}–{high:.2f}) | {row['hooks_us']:.0f} µs |"
+            )
+    training = next(row for row in result["rows"] if row["part"] == "training")
+    lines += [
+        "",
+        f"One DDP step ({training['parameters'] / 1e6:.1f} M parameters, gloo ×{training['replicas']}) takes "
+        f"{training['step_ms']:.0f} ms, a sync {training['sync_ms']:.1f} ms; calls and hooks add "
+        f"{training['added_us']:.0f} µs a step. Cost over plain DDP, by these parts: "
+        f"**{training['overhead_by_parts_T100']:.2%}** at T = 100, "
+        f"**{training['overhead_by_parts_T1000']:.2%}** at T = 1000.",
+    ]
+    waits = [row for row in result["rows"] if row.get("scheduler") == "OneCycleAutoLR"]
+    if waits:
+        never = sum(row["never_waits"] for row in waits)
+        lines[-1] += f" No wait for the device between syncs in {never} of {len(waits)} set-ups."
+    return "\n".join(lines)
+
+
+def _autolr(result: dict[str, Any]) -> str:
+    lines = ["| run | plain step | more wall-clock | extra memory |", "|---|---|---|---|"]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['workload']}, {row['parameters'] / 1e3:.0f} k parameters, {row['optimizer']}, "
+            f"{row['steps']:,} steps | {row['step_ms']:.1f} ms | {100 * row['overhead']:.1f} % "
+            f"(in its calls {100 * row['overhead_in_calls']:.1f} %) | "
+            f"{row['extra_memory_in_weights']:.1f} × the weights |"
+        )
+    return "\n".join(lines)
+
+
+def _regret(result: dict[str, Any]) -> str:
+    headings, rows = grid(result, lambda text: f"**{text}**")
+    notes = [
+        "Normalised regret of the final held-out loss in %: 0 is the tuned sweep, 100 the untrained model. "
+        "**Bold**: the best of those that ask for no learning rate."
+    ]
+    if result["looked_at"]:
+        notes.append(f"The defaults were chosen while looking at {', '.join(result['looked_at'])}")
+        confirmed = ", ".join(result["confirmed_on"])
+        notes[-1] += f", and confirmed on {confirmed}." if confirmed else "."
+    if "prodigy" in result["overall"]:
+        notes.append("Prodigy has no variant of SGD.")
+    if others := misled(result):
+        worst = [over["worst"] for over in others.values()]
+        notes.append(
+            f"With its optimizer built at {', '.join(others)} instead (one seed), AutoLR's worst regret is "
+            f"{'∞' if None in worst else f'{max(worst):.2f}'} %."
+        )
+    if result["missing_runs"]:
+        notes.append(f"{result['missing_runs']} runs are still missing.")
+    return "\n".join([_markdown(headings, rows), "", " ".join([*notes, *result["caveats"]])])
+
+
+def _hyperparameters(result: dict[str, Any]) -> str:
+    parts = [_markdown(*hyperparameters_analysis.grid(result))]
+    notes = [
+        "`recovered` is (wrong − HDET)/(wrong − best) of the final held-out loss, seed by seed: 0 is to stay "
+        "at the start, 100 the best value of the grid from the first step on."
+    ]
+    if result["four"]:
+        parts.append(_markdown(*hyperparameters_analysis.together(result)))
+        notes.append("The values beside four at once are those that the first seed ended with.")
+    if result["missing_runs"]:
+        notes.append(f"{result['missing_runs']} runs are still missing.")
+    return "\n\n".join([*parts, " ".join([*notes, *result["caveats"]])])
+
+
+def _markdown(headings: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows))
+
+
+def _source(result: dict[str, Any]) -> str:
+    about = result["machine"]
+    where = about.get("gpu") or f"{about['cores']} cores of {about['cpu']}"
+    kind = _STATISTIC.get(result["experiment"], "medians")
+    return f"`{result['command']}`, {where}, torch {about['torch']}, {about['date'][:10]}; {kind}."
+
+
+_RENDER = {
+    "converge": _converge,
+    "step": _step,
+    "regret": _regret,
+    "autolr": _autolr,
+    "hyperparameters": _hyperparameters,
+    "feed": feed.markdown,
+    "stacked": stacked.markdown,
+    "replicas": replicas.markdown,
+    "reproduce": reproduce_text.markdown,
+}
+_OVER_SEEDS = ("regret", "hyperparameters", "replicas", "reproduce")
+_STATISTIC = {
+    "autolr": "whole runs in the order A B B A",
+    **dict.fromkeys(_OVER_SEEDS, "means over seeds ± half of the 95 % confidence interval"),
+}
+
+
+if __name__ == "__main__":
+    for document in map(Path, DOCUMENTS):
+        document.write_text(
+            fill(document.read_text(encoding="utf-8"), Path("docs/evidence")), encoding="utf-8"
+        )
