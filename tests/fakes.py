@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from hdet.hyperparameters import Axis
+from hdet.policies.base import Place, Policy
 from hdet.replicas import SoloReplica
 
 
@@ -31,3 +36,13 @@ class Attention(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         return logits * self.scale
+
+
+P = TypeVar("P", bound=Policy)
+
+
+def bound(policy: P, axes: Sequence[Axis]) -> P:
+    """A policy with its hyperparameters, in a process by itself."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    policy.bind(axes, Place("test", optimizer, SoloReplica(), True, tuple, nullcontext))
+    return policy

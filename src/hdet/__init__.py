@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hdet.auto_lr import AutoLR
     from hdet.controllers import HorizonController, RegressionController, SoftmaxController
-    from hdet.engine.ensemble import Ensemble
+    from hdet.ensemble import Ensemble
     from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
     from hdet.hyperparameters import (
         Betas,
@@ -36,7 +36,7 @@ _HOMES = {
     "HorizonController": "controllers",
     "RegressionController": "controllers",
     "SoftmaxController": "controllers",
-    "Ensemble": "engine.ensemble",
+    "Ensemble": "ensemble",
     "HorizonRecord": "history",
     "HyperparameterRecord": "history",
     "SyncRecord": "history",

@@ -17,17 +17,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.controllers.horizon import HorizonController
-from hdet.engine.ensemble import Ensemble, check_sync_every
+from hdet.controllers import HorizonController
+from hdet.engine.agreement import check_optimizer, check_sync_every, check_together
+from hdet.engine.cycle import Cycle
 from hdet.history import SyncRecord
 from hdet.hyperparameters import LearningRate
-from hdet.policies.horizon import Horizon
-from hdet.probes.probe import Probe
-from hdet.replicas import ProcessGroup, find_replicas
-from hdet.schedules.replay import FoundSchedule
-from hdet.schedules.shapes import SHAPES, Shape, WarmStableDecay
-from hdet.schedules.windows import Windows
-from hdet.weights.parameters import parameter_device
+from hdet.policies import Horizon
+from hdet.probes import Probe
+from hdet.replicas import ProcessGroup, replicas_of
+from hdet.schedules import SHAPES, DrawnShape, FoundSchedule, Shape, WarmStableDecay, Windows
 from hdet.weights.snapshot import Where
 
 __all__ = ["AutoLR"]
@@ -96,53 +94,46 @@ class AutoLR:
         seed: int = 0,
         history: str | PathLike[str] | None = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"AutoLR: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
-        objection: Exception | None = None
-        try:
-            _check(optimizer, probe, total_steps, schedule, controller, sync_every, scope, snapshot)
-            explore = LearningRate(spread=spread)
-        except (TypeError, ValueError) as error:
-            objection = error
-        # The ranks compare before any of them objects, so that all raise together and none is left waiting.
-        replicas = find_replicas(
-            "AutoLR",
-            device=parameter_device(optimizer),
-            process_group=process_group,
-            optimizer=optimizer,
+        check_optimizer("AutoLR", optimizer)
+        replicas = replicas_of(
+            "AutoLR", optimizer, model=getattr(probe, "model", None), process_group=process_group
         )
         kind = schedule if isinstance(schedule, str) else type(schedule).__name__
-        replicas.agree("AutoLR", {"arguments": str(objection or "usable"), "schedule": repr(kind)})
-        if objection is not None:
-            raise objection
+        check_together(
+            "AutoLR",
+            replicas,
+            lambda: _check(
+                optimizer, probe, total_steps, schedule, controller, sync_every, scope, spread, snapshot
+            ),
+            {"schedule": repr(kind)},
+        )
         self._shape: Shape | None = None
-        driver: LRScheduler | _Drawn
+        self._driver: LRScheduler | DrawnShape
         if isinstance(schedule, LRScheduler):
-            driver = schedule
+            self._driver = schedule
         else:
             # total_steps=None has been refused for every shape that needs an end.
             self._shape = SHAPES[schedule](total_steps)  # type: ignore[arg-type]
-            driver = _Drawn(optimizer, self._shape)
-        self._driver = driver
+            self._driver = DrawnShape(optimizer, self._shape)
         last = None if self._shape is None else self._shape.search_until
-        windows = (
-            Windows(last=last) if sync_every is None else Windows(first=sync_every, share=0.0, last=last)
-        )
         self._horizon = Horizon(
-            probe, controller or HorizonController(), windows, scope=scope, snapshot=snapshot
+            [LearningRate(spread=spread)],
+            probe,
+            controller or HorizonController(),
+            Windows(last=last) if sync_every is None else Windows(first=sync_every, share=0.0, last=last),
+            scope=scope,
+            snapshot=snapshot,
         )
         self._optimizer = optimizer
-        self._ensemble = Ensemble(
+        self._cycle = Cycle(
             optimizer,
-            [explore],
-            schedule=driver,
+            [self._horizon],
+            replicas,
+            schedule=self._driver,
             total_steps=total_steps,
-            horizon=self._horizon,
             model=probe.model,
-            process_group=process_group,
             seed=seed,
             history=history,
-            replicas=replicas,
             caller="AutoLR",
         )
         self._groups = len(optimizer.param_groups)
@@ -156,12 +147,12 @@ class AutoLR:
         The training loss is not needed; given, its mean stands in the record. Between windows nothing waits
         for the device.
         """
-        before = self._ensemble.steps
+        before = self._cycle.steps
         used = self.get_last_lr() if self._plain else []
         try:
-            return self._ensemble.step(loss)
+            return self._cycle.step(loss)
         finally:  # a step counts although the probe that followed it raised
-            if self._plain and self._ensemble.steps > before:
+            if self._plain and self._cycle.steps > before:
                 self._note(used)
 
     def _note(self, used: list[float]) -> None:
@@ -181,7 +172,7 @@ class AutoLR:
     @property
     def steps(self) -> int:
         """Optimizer steps counted so far."""
-        return self._ensemble.steps
+        return self._cycle.steps
 
     def cooldown(self, steps: int) -> None:
         """Come down to zero, linearly, over the next ``steps`` steps; the search for a size ends here.
@@ -194,16 +185,16 @@ class AutoLR:
             raise ValueError(f"AutoLR.cooldown: steps must be an integer of at least 1, got {steps!r}")
         # Where it is coming down already, it comes down from there.
         self._cool(self.steps, self.steps + steps, self._shape(self.steps))
-        self._ensemble.end_search()
+        self._cycle.end_search()
 
     def _cool(self, start: int, end: int, height: float) -> None:
-        assert isinstance(self._driver, _Drawn)
+        assert isinstance(self._driver, DrawnShape)
         self._shape = self._driver.shape = WarmStableDecay(end, start, height)
-        self._ensemble.end_at(end)
+        self._cycle.end_at(end)
 
     def converge(self) -> None:
         """Average replicas that diverge (``spread`` above 0) now, without ending the window."""
-        self._ensemble.converge()
+        self._cycle.converge()
 
     def export(self, path: str | PathLike[str]) -> None:
         """Write the learning rate of every step so far as JSON, for :func:`hdet.replay`."""
@@ -218,7 +209,7 @@ class AutoLR:
         """Save it beside model and optimizer. Holds tensors: the window in progress and the way back."""
         shape = self._shape
         return {
-            "engine": self._ensemble.state_dict(),
+            "engine": self._cycle.state_dict(),
             "found": self._found.to_json(),
             "cooldown": [shape.decay_from, shape.total_steps, shape.height]
             if isinstance(shape, WarmStableDecay)
@@ -230,13 +221,13 @@ class AutoLR:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off, after model and optimizer have been loaded."""
         drawn = "ratios" in state["schedule"]
-        if drawn != isinstance(self._driver, _Drawn):
+        if drawn != isinstance(self._driver, DrawnShape):
             raise ValueError(
                 "AutoLR.load_state_dict: schedule must be of the kind it was saved with, a "
                 f"{'name' if drawn else 'torch scheduler'}, got a {'torch scheduler' if drawn else 'name'}"
             )
         self._driver.load_state_dict(state["schedule"])
-        self._ensemble.load_state_dict(state["engine"])
+        self._cycle.load_state_dict(state["engine"])
         # The optimizer may have been loaded before this object was made, which then wrote its own.
         for group, lr in zip(self._optimizer.param_groups, state["lr"], strict=False):
             if isinstance(group["lr"], Tensor):
@@ -252,36 +243,6 @@ class AutoLR:
         return self._horizon.extra_bytes()
 
 
-class _Drawn:
-    """A shape, drawn into the optimizer's groups with their own ratios."""
-
-    def __init__(self, optimizer: Optimizer, shape: Shape) -> None:
-        self._optimizer = optimizer
-        self.shape = shape
-        self.at = 0
-        first = float(optimizer.param_groups[0]["lr"])
-        self._ratios = [float(group["lr"]) / first for group in optimizer.param_groups]
-        self._write()
-
-    def step(self) -> None:
-        self.at += 1
-        self._write()
-
-    def _write(self) -> None:
-        value = self.shape(self.at)
-        for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=False):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(ratio * value)
-            else:
-                group["lr"] = ratio * value
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "ratios": self._ratios}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.at, self._ratios = state["at"], list(state["ratios"])
-
-
 def _check(
     optimizer: Optimizer,
     probe: object,
@@ -290,6 +251,7 @@ def _check(
     controller: object,
     sync_every: int | None,
     scope: object,
+    spread: float,
     snapshot: object,
 ) -> None:
     if not isinstance(probe, Probe):
@@ -331,3 +293,4 @@ def _check(
         raise ValueError(f"AutoLR: scope must be 'together' or 'each', got {scope!r}")
     if snapshot not in ("device", "host", "off"):
         raise ValueError(f"AutoLR: snapshot must be 'device', 'host' or 'off', got {snapshot!r}")
+    LearningRate(spread=spread)

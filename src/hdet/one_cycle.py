@@ -1,7 +1,7 @@
 """``OneCycleAutoLR``: the paper's method behind the face of ``torch.optim.lr_scheduler.OneCycleLR``.
 
 The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is the
-engine's (:mod:`hdet.engine.ensemble`). What is here is the translation of names.
+engine's (:mod:`hdet.engine.cycle`). What is here is the translation of names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.controllers import HorizonController, SoftmaxController, geometric_decay, literal_decay
-from hdet.engine.ensemble import Ensemble, check_sync_every, take_over
+from hdet.engine.agreement import check_optimizer, check_sync_every
+from hdet.engine.cycle import Cycle
+from hdet.engine.step_hooks import take_over
 from hdet.history import SyncRecord
 from hdet.hyperparameters import LearningRate, separate_learning_rates
-from hdet.policies.horizon import Horizon
-from hdet.probes.probe import Probe
-from hdet.replicas import ProcessGroup, Replicas, find_replicas, refuse_sharded
-from hdet.schedules.windows import Windows
-from hdet.weights.parameters import describe, parameter_device
+from hdet.policies import Fixed, Horizon, Policy, Vote
+from hdet.probes import Probe
+from hdet.replicas import ProcessGroup, Replicas, replicas_of
+from hdet.schedules import Every, Windows
+from hdet.weights.parameters import describe
 
 __all__ = ["OneCycleAutoLR"]
 
@@ -84,7 +86,7 @@ class OneCycleAutoLR(OneCycleLR):
         (10, 1)
     """
 
-    _ensemble: Ensemble | None = None
+    _cycle: Cycle | None = None
 
     def __init__(
         self,
@@ -120,91 +122,67 @@ class OneCycleAutoLR(OneCycleLR):
         model: nn.Module | None = None,
         history: str | PathLike[str] | None = None,
     ) -> None:
-        settings = {name: repr(value) for name, value in locals().items() if name in _SHARED}
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"OneCycleAutoLR: optimizer must be a torch Optimizer, got {type(optimizer).__name__}"
-            )
+        given = dict(locals())
+        check_optimizer("OneCycleAutoLR", optimizer)
+        replicas = replicas_of("OneCycleAutoLR", optimizer, model=model, process_group=process_group)
+        trusted = (rank, world_size) in ((0, 1), (replicas.rank, replicas.size))
         # The ranks compare their arguments before any of them objects to one, so that all raise together
         # and none is left waiting.
-        replicas = find_replicas(
-            "OneCycleAutoLR",
-            device=parameter_device(optimizer),
-            process_group=process_group,
-            optimizer=optimizer,
-        )
-        if replicas.size > 1:
-            refuse_sharded("OneCycleAutoLR", optimizer, model, process_group)
-        trusted = (rank, world_size) in ((0, 1), (replicas.rank, replicas.size))
+        settings = {name: repr(given[name]) for name in _SHARED}
         settings["rank"] = "the group's" if trusted else f"{rank} of {world_size}"
         replicas.agree("OneCycleAutoLR", {**settings, **describe(optimizer, model)})
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
-        if not isinstance(auto_lr_warmup_steps, int) or auto_lr_warmup_steps < 0:
-            raise ValueError(
-                "OneCycleAutoLR: auto_lr_warmup_steps (S_w) must be an integer of at least 0, "
-                f"got {auto_lr_warmup_steps!r}"
-            )
-        if decay not in ("schedule", "geometric", "literal"):
-            raise ValueError(
-                f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}"
-            )
-        check_sync_every("OneCycleAutoLR", model_sync_interval)
-        horizon = _horizon(controller, probe)
-        model = model if horizon is None else probe.model  # type: ignore[union-attr]
-        explore = LearningRate(spread=ensemble_lr_spread_ratio)
+        _check(auto_lr_warmup_steps, decay, model_sync_interval, controller, probe)
+        explore = [LearningRate(spread=ensemble_lr_spread_ratio)]
         softmax = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
 
         take_over(optimizer)
         separate_learning_rates(optimizer)
-        super().__init__(
-            optimizer,
-            max_lr,
-            total_steps,
-            epochs,
-            steps_per_epoch,
-            pct_start,
-            anneal_strategy,
-            cycle_momentum,
-            base_momentum,
-            max_momentum,
-            div_factor,
-            final_div_factor,
-            three_phase,
-            last_epoch,
-        )
-        remaining = self.total_steps - auto_lr_warmup_steps
-        if enable_auto_lr and remaining <= 0:
-            logger.warning(
-                "OneCycleAutoLR: auto-LR will never act: auto_lr_warmup_steps=%d, total_steps=%d",
-                auto_lr_warmup_steps,
-                self.total_steps,
+        super().__init__(optimizer, **{name: given[name] for name in _ONE_CYCLE})
+        policy: Policy
+        if probe is not None:
+            policy = Horizon(explore, probe, HorizonController(), Windows())
+        elif enable_auto_lr:
+            gamma = self._gamma(
+                decay, auto_lr_warmup_steps, model_sync_interval, div_factor, final_div_factor
             )
-        elif enable_auto_lr and decay != "schedule":
-            rule = geometric_decay if decay == "geometric" else literal_decay
-            gamma = rule(
-                div_factor=div_factor,
-                final_div_factor=final_div_factor,
-                syncs=remaining / model_sync_interval,
+            policy = Vote(
+                explore,
+                Every(model_sync_interval),
+                replace(softmax, decay=gamma),
+                act_from=auto_lr_warmup_steps,
             )
-            softmax = replace(softmax, decay=gamma)
-        self._ensemble = Ensemble(
+        else:
+            policy = Fixed(explore, Every(model_sync_interval))
+        self._cycle = Cycle(
             optimizer,
-            [explore],
+            [policy],
+            replicas,
             schedule=_Curve(self),
-            sync_every=model_sync_interval,
             total_steps=self.total_steps,
-            controller=softmax if enable_auto_lr and horizon is None else None,
-            horizon=horizon,
-            control_after=auto_lr_warmup_steps,
-            model=model,
-            process_group=process_group,
+            model=model if probe is None else probe.model,
             seed=seed,
             history=history,
-            replicas=replicas,
             caller="OneCycleAutoLR",
             first_step=self.last_epoch,
         )
+
+    def _gamma(
+        self, decay: str, warmup_steps: int, sync_every: int, div_factor: float, final_div_factor: float
+    ) -> float | None:
+        """γ of Eq. 8; None where the curve goes on by itself."""
+        remaining = self.total_steps - warmup_steps
+        if remaining <= 0:
+            logger.warning(
+                "OneCycleAutoLR: auto-LR will never act: auto_lr_warmup_steps=%d, total_steps=%d",
+                warmup_steps,
+                self.total_steps,
+            )
+        if remaining <= 0 or decay == "schedule":
+            return None
+        rule = geometric_decay if decay == "geometric" else literal_decay
+        return rule(div_factor=div_factor, final_div_factor=final_div_factor, syncs=remaining / sync_every)
 
     @property
     def replica_lrs(self) -> list[float]:
@@ -216,53 +194,53 @@ class OneCycleAutoLR(OneCycleLR):
 
         Between syncs nothing waits for the device.
         """
-        if self._ensemble is None:  # OneCycleLR's constructor takes the step that sets the first values
+        if self._cycle is None:  # OneCycleLR's constructor takes the step that sets the first values
             super().step()
             return None
-        return self._ensemble.step(loss)
+        return self._cycle.step(loss)
 
     def get_lr(self) -> list[float | Tensor]:
         """OneCycleLR's values times what auto-LR has found."""
         values: list[float | Tensor] = super().get_lr()
-        ensemble = self._ensemble
-        return values if ensemble is None or not ensemble.moved else ensemble.covered(values)
+        cycle = self._cycle
+        return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
 
     def converge(self) -> None:
         """Average the replicas now, without ending the interval. Every rank must call it."""
         self._engine.converge()
 
     def state_dict(self) -> dict[str, Any]:
-        """OneCycleLR's state and, under ``"hdet"``, the ensemble's."""
+        """OneCycleLR's state and, under ``"hdet"``, the engine's."""
         state = super().state_dict()
-        state.pop("_ensemble", None)
+        state.pop("_cycle", None)
         return {**state, "hdet": self._engine.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off. A plain OneCycleLR's state is taken too."""
         state = dict(state_dict)
-        ensemble = state.pop("hdet", None)
+        saved = state.pop("hdet", None)
         super().load_state_dict(state)
-        if ensemble is not None:
-            self._engine.load_state_dict(ensemble)
+        if saved is not None:
+            self._engine.load_state_dict(saved)
         else:
             self._engine.resume_at(self.last_epoch)
 
     @property
-    def _engine(self) -> Ensemble:
-        assert self._ensemble is not None
-        return self._ensemble
+    def _engine(self) -> Cycle:
+        assert self._cycle is not None
+        return self._cycle
 
 
-#: Arguments that must be the same on all ranks.
-_SHARED = frozenset(inspect.signature(OneCycleAutoLR.__init__).parameters) - {
-    "self",
-    "optimizer",
-    "rank",
-    "process_group",
-    "model",
-    "probe",
-    "history",
-}
+#: OneCycleLR's own arguments.
+_ONE_CYCLE = [
+    name for name in inspect.signature(OneCycleLR.__init__).parameters if name not in ("self", "optimizer")
+]
+#: Arguments that must be the same on all ranks, in their order.
+_SHARED = [
+    name
+    for name in inspect.signature(OneCycleAutoLR.__init__).parameters
+    if name not in ("self", "optimizer", "rank", "process_group", "model", "probe", "history")
+]
 
 
 class _Curve:
@@ -277,7 +255,17 @@ class _Curve:
         self.step = partial(OneCycleLR.step, scheduler)
 
 
-def _horizon(controller: str, probe: Probe | None) -> Horizon | None:
+def _check(
+    warmup_steps: object, decay: object, sync_every: int, controller: object, probe: Probe | None
+) -> None:
+    if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        raise ValueError(
+            "OneCycleAutoLR: auto_lr_warmup_steps (S_w) must be an integer of at least 0, "
+            f"got {warmup_steps!r}"
+        )
+    if decay not in ("schedule", "geometric", "literal"):
+        raise ValueError(f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}")
+    check_sync_every("OneCycleAutoLR", sync_every)
     if controller not in ("softmax", "horizon"):
         raise ValueError(f"OneCycleAutoLR: controller must be 'softmax' or 'horizon', got {controller!r}")
     if (controller == "horizon") != (probe is not None):
@@ -285,7 +273,6 @@ def _horizon(controller: str, probe: Probe | None) -> Horizon | None:
             "OneCycleAutoLR: controller='horizon' and probe= go together, got "
             f"controller={controller!r} and probe={probe!r}"
         )
-    return None if probe is None else Horizon(probe, HorizonController(), Windows())
 
 
 def _wrong_rank(rank: int, world_size: int, replicas: Replicas) -> str:

@@ -361,6 +361,7 @@ class Run:
         torch.manual_seed(0)
         self.model, self.criterion = Classifier(), nn.CrossEntropyLoss(label_smoothing=0.1)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.02)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, SYNC_EVERY * SYNCS)
         self.ensemble = hdet.Ensemble(
             self.optimizer,
             [hdet.Dropout(self.model), hdet.LabelSmoothing(self.criterion)],
@@ -368,7 +369,7 @@ class Run:
             probe=probe_of(self.model, self.criterion, rank),
             sync_every=SYNC_EVERY,
             total_steps=SYNC_EVERY * SYNCS,
-            schedule=torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, SYNC_EVERY * SYNCS),
+            schedule=self.schedule,
             model=self.model,
             history=path,
         )
@@ -385,14 +386,14 @@ class Run:
         return {
             "model": {name: t.clone() for name, t in self.model.state_dict().items()},
             "optimizer": deepcopy(self.optimizer.state_dict()),
-            "schedule": self.ensemble._advance_schedule.__self__.state_dict(),  # type: ignore[attr-defined]
+            "schedule": self.schedule.state_dict(),
             "ensemble": json.dumps(self.ensemble.state_dict()),
         }
 
     def load(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.ensemble._advance_schedule.__self__.load_state_dict(saved["schedule"])  # type: ignore[attr-defined]
+        self.schedule.load_state_dict(saved["schedule"])
         self.ensemble.load_state_dict(json.loads(saved["ensemble"]))
 
     def finish(self) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def out_of_step(rank: int) -> tuple[str, str, float]:
         optimizer, max_lr=0.1, total_steps=12, ensemble_lr_spread_ratio=0.1, model_sync_interval=5
     )
     if rank == 1:
-        scheduler._ensemble.resume_at(5)
+        scheduler._cycle.resume_at(5)
 
     def train() -> None:
         for step in range(5):

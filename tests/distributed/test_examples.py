@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, ranks: int = 1) -> list[str]:

@@ -142,7 +142,7 @@ class Twice(hdet.replicas.SoloReplica):
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hdet.one_cycle.find_replicas", lambda *_, **__: Twice())
+    monkeypatch.setattr("hdet.one_cycle.replicas_of", lambda *_, **__: Twice())
 
 
 @pytest.mark.usefixtures("two")

@@ -8,9 +8,20 @@ communicating and no random number generator, private or global, is involved.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-__all__ = ["hadamard", "levels", "multipliers", "orthogonal", "permutation", "permuted"]
+__all__ = [
+    "DESIGNS",
+    "Design",
+    "choose_design",
+    "hadamard",
+    "levels",
+    "multipliers",
+    "orthogonal",
+    "permutation",
+    "permuted",
+]
 
 
 def levels(size: int) -> tuple[float, ...]:
@@ -94,6 +105,46 @@ def orthogonal(size: int, names: Sequence[str], *, seed: int, round: int) -> lis
     place = {name: columns[i] for i, name in enumerate(sorted(names))}
     sign = {name: 1 - 2 * permutation(2, seed=seed, round=round, name=f"\0sign\0{name}")[0] for name in names}
     return [tuple(float(sign[name] * matrix[row][1 + place[name]]) for row in rows) for name in names]
+
+
+Design = Literal["permutation", "orthogonal"]
+DESIGNS: dict[Design, Callable[..., list[tuple[float, ...]]]] = {
+    "permutation": permuted,
+    "orthogonal": orthogonal,
+}
+
+
+def choose_design(
+    caller: str, asked: Design | None, explored: Sequence[str], arms: int, *, jointly: bool
+) -> Design:
+    """The design asked for, or the best there is; an error where it cannot separate what is explored."""
+    if asked not in (None, *DESIGNS):
+        raise ValueError(f"{caller}: design must be 'permutation' or 'orthogonal', got {asked!r}")
+    if arms == 1:
+        return "permutation"  # one level each, and that is 0
+    if jointly and len(explored) > arms - 1:
+        raise ValueError(
+            f"{caller}: {arms} replicas with values of their own tell at most {arms - 1} hyperparameters "
+            f"apart, got {len(explored)} ({', '.join(explored)}); explore fewer, or use more replicas or arms"
+        )
+    if asked == "orthogonal":
+        try:
+            hadamard(arms)
+            orthogonal(arms, explored, seed=0, round=0)
+        except ValueError as error:
+            raise ValueError(f"{caller}: {error}") from error
+        return asked
+    if asked is None and jointly and arms >= 4 and _exists(arms):
+        return "orthogonal"
+    return "permutation"
+
+
+def _exists(size: int) -> bool:
+    try:
+        hadamard(size)
+    except ValueError:
+        return False
+    return True
 
 
 def hadamard(size: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hdet.replicas.averaging import flat_pieces
 
-__all__ = ["Divergence", "Measured", "find_doubts", "predicted_distances"]
+__all__ = ["Divergence", "Measured", "predicted_distances"]
 
 _TENSORS_PER_GROUP = 64
 _VALUES_PER_TENSOR = 256
@@ -103,24 +103,6 @@ def predicted_distances(
         math.hypot(*((rho - 1) * norm for rho, norm in zip(column, displacements, strict=True)))
         for column in zip(*multipliers, strict=True)
     )
-
-
-def find_doubts(
-    losses: Sequence[float], measured: Sequence[float], predicted: Sequence[float], rounding: float
-) -> dict[str, str]:
-    """Signs that the set-up is not what the method assumes: what kind of doubt, and the words for it."""
-    doubts: dict[str, str] = {}
-    if len(losses) > 1 and len(set(losses)) == 1 and math.isfinite(losses[0]):
-        doubts["reduced loss"] = (
-            "the loss was the same on all ranks for a whole interval, as an all-reduced loss is: it cannot "
-            "tell replicas apart; pass each rank's own loss"
-        )
-    if max(predicted) > rounding and max(measured) < 0.1 * max(predicted):
-        doubts["no fan-out"] = (
-            f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: something "
-            "undoes the fan-out, such as weights broadcast or averaged elsewhere"
-        )
-    return doubts
 
 
 def _sample_rows(matrices: Sequence[Tensor]) -> list[Tensor]:

@@ -6,24 +6,17 @@ while it steps; what the forward pass reads does so from one round's deal until 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.engine.design import hadamard, orthogonal, permuted
+from hdet.engine.design import DESIGNS, Design, permuted
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 
-__all__ = ["Design", "FanOut", "bind", "choose_design"]
-
-Design = Literal["permutation", "orthogonal"]
-_DEAL: dict[Design, Callable[..., list[tuple[float, ...]]]] = {
-    "permutation": permuted,
-    "orthogonal": orthogonal,
-}
+__all__ = ["FanOut", "bind", "refuse_stacked"]
 
 
 class FanOut:
@@ -57,16 +50,18 @@ class FanOut:
         self._arms = arms
         self._arm = arm
         self._here = here
-        self._deal = _DEAL[design]
+        self._deal = DESIGNS[design]
         self._up = self._closed = False
         #: The level of every arm, for each axis.
         self.levels: list[tuple[float, ...]] = []
 
-    def assign(self, round: int, *, explore: bool = True) -> None:
-        """Deal the levels of a round; without ``explore`` everybody has the base values."""
+    def assign(self, round: int, exploring: Collection[Axis] | None = None) -> None:
+        """Deal the levels of a round; of what is not among ``exploring`` everybody has the base value."""
         self.stand_down()
-        explore = explore and not self._closed
-        spread_out = [axis.name for axis in self.axes if explore and axis.spread > 0]
+        exploring = self.axes if exploring is None else exploring
+        spread_out = [
+            axis.name for axis in self.axes if not self._closed and axis in exploring and axis.spread > 0
+        ]
         dealt = (
             self._deal(self._arms, spread_out, seed=self.seed, round=round + self._first_round)
             if spread_out
@@ -83,6 +78,11 @@ class FanOut:
         self._in_step = [(axis, level) for axis, level in own if axis.acts_in_step]
         self._throughout = [(axis, level) for axis, level in own if not axis.acts_in_step]
         self._stand_up()
+
+    def levels_of(self, axes: Sequence[Axis]) -> list[tuple[float, ...]]:
+        """The levels of some of them."""
+        by_name = dict(zip((axis.name for axis in self.axes), self.levels, strict=True))
+        return [by_name[axis.name] for axis in axes]
 
     def _differs(self, row: Sequence[float]) -> bool:
         return any(row[self._arm : self._arm + self._here])
@@ -174,66 +174,40 @@ class FanOut:
         self._up = True
 
 
-def bind(
-    caller: str, explore: Sequence[Explorable], optimizer: Optimizer, *, learning_rate_alone: bool
-) -> list[Axis]:
-    """The explored scalars in their places, each under a name of its own."""
-    for item in explore:
+def bind(caller: str, explore: Sequence[Sequence[Explorable]], optimizer: Optimizer) -> list[list[Axis]]:
+    """The explored scalars of every policy in their places, each under a name of its own."""
+    for item in (item for items in explore for item in items):
         if isinstance(item, type) or not isinstance(item, Explorable):
             got = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
             raise TypeError(
                 f"{caller}: explore must be a list of hyperparameters such as hdet.WeightDecay(), got "
                 f"{got}; wrap any other scalar in hdet.Hyperparameter"
             )
-    axes: list[Axis] = []
+    bound: list[list[Axis]] = []
     try:
-        for item in explore:
-            axes += item.bind(optimizer)
-        names = [axis.name for axis in axes]
+        for items in explore:
+            bound.append([])
+            for item in items:
+                bound[-1] += item.bind(optimizer)
+        names = [axis.name for axes in bound for axis in axes]
         if len(set(names)) < len(names):
             raise ValueError(
                 f"{caller}: explore must name each hyperparameter once, got {', '.join(names)}; give those "
                 "of one kind a name= each"
             )
-        others = [axis.name for axis in axes if not isinstance(axis, GroupLearningRate)]
-        if learning_rate_alone and others:
-            raise TypeError(f"{caller}: a horizon judges the learning rate alone, got {', '.join(others)}")
     except BaseException:
-        for axis in axes:
+        for axis in (axis for axes in bound for axis in axes):
             axis.close()
         raise
-    return axes
+    return bound
 
 
-def choose_design(
-    caller: str, asked: Design | None, axes: Sequence[Axis], arms: int, *, regresses: bool
-) -> Design:
-    """The design asked for, or the best there is; an error where it cannot separate the axes."""
-    explored = [axis.name for axis in axes if axis.spread > 0]
-    if asked not in (None, *_DEAL):
-        raise ValueError(f"{caller}: design must be 'permutation' or 'orthogonal', got {asked!r}")
-    if arms == 1:
-        return "permutation"  # one level each, and that is 0
-    if regresses and len(explored) > arms - 1:
-        raise ValueError(
-            f"{caller}: {arms} replicas with values of their own tell at most {arms - 1} hyperparameters "
-            f"apart, got {len(explored)} ({', '.join(explored)}); explore fewer, or use more replicas or arms"
+def refuse_stacked(caller: str, axes: Sequence[Axis]) -> None:
+    """Raise TypeError for what replicas in processes of their own can explore, and rows of one matrix
+    cannot."""
+    elsewhere = [axis.name for axis in axes if not axis.acts_in_step]
+    if elsewhere:
+        raise TypeError(
+            f"{caller}: replicas stacked in one process differ in what the optimizer reads from its groups, "
+            f"got {', '.join(elsewhere)}, which acts on all of them at once; use one process per replica"
         )
-    if asked == "orthogonal":
-        try:
-            hadamard(arms)
-            orthogonal(arms, explored, seed=0, round=0)
-        except ValueError as error:
-            raise ValueError(f"{caller}: {error}") from error
-        return asked
-    if asked is None and regresses and arms >= 4 and _exists(arms):
-        return "orthogonal"
-    return "permutation"
-
-
-def _exists(size: int) -> bool:
-    try:
-        hadamard(size)
-    except ValueError:
-        return False
-    return True

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.hyperparameters import Axis
 from hdet.replicas import Arms, Replicas, local, refuse_wiring
 from hdet.weights.parameters import trained_parameters
 
-__all__ = ["Gradients", "Sharing", "empty_signals", "refuse_stacked"]
+__all__ = ["GradientSharing", "Gradients"]
 
 Gradients = Literal["all", "none"] | Arms
 _SAMPLED = 64
@@ -26,7 +25,7 @@ _SAMPLED = 64
 _STRANGERS = 0.5
 
 
-class Sharing:
+class GradientSharing:
     """How many sets of values there are, and which of them is this rank's.
 
     Args:
@@ -84,41 +83,6 @@ class Sharing:
         return (
             f"the replicas begin {apart / size:.2g} of their weights' norm apart: averaged, they are no "
             "model at all. Let them start alike: Arms.wrap(model) does it, or one seed on all ranks"
-        )
-
-
-def empty_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss: bool) -> list[str]:
-    """What will happen where a hyperparameter is explored by a signal that cannot judge it."""
-    said = []
-    explored = [axis for axis in axes if axis.spread > 0]
-    blind = [axis.name for axis in explored if axis.needs_own_gradients and not own_gradients]
-    if blind:
-        said.append(
-            f"{', '.join(blind)} acts through the gradient, and gradients are shared by all replicas: their "
-            "weights will not differ by it, and what is seen is its direct effect on the loss alone. Use "
-            "gradients='none' or hdet.Arms"
-        )
-    greedy = [axis.name for axis in explored if axis.regulariser and by_training_loss]
-    if greedy:
-        said.append(
-            f"{', '.join(greedy)} is judged by the training loss, which is lowest without regularisation: it "
-            "will be driven to its lower bound. Give probe=hdet.Probe(...)"
-        )
-    return said
-
-
-def refuse_stacked(caller: str, size: int, axes: Sequence[Axis], *, by_horizon: bool) -> None:
-    """Raise TypeError for what replicas in processes of their own can do, and rows of one matrix cannot."""
-    if by_horizon:
-        raise TypeError(
-            f"{caller}: a horizon judges one model's path, got {size} replicas stacked in one process; train "
-            "one model on all their batches, or use one process per replica"
-        )
-    elsewhere = [axis.name for axis in axes if not axis.acts_in_step]
-    if elsewhere:
-        raise TypeError(
-            f"{caller}: replicas stacked in one process differ in what the optimizer reads from its groups, "
-            f"got {', '.join(elsewhere)}, which acts on all of them at once; use one process per replica"
         )
 
 

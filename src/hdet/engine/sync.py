@@ -6,7 +6,7 @@ What comes out is the same on every rank, so that all decide alike without anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,37 +14,34 @@ from torch import Tensor
 from hdet.engine.converge import Converge
 from hdet.engine.divergence import Measured
 from hdet.engine.fan_out import FanOut
-from hdet.engine.gradients import Sharing
+from hdet.engine.gradients import GradientSharing
 from hdet.engine.training_loss import TrainingLoss, mean_losses
-from hdet.policies.held_out import HeldOut, judge
-from hdet.policies.horizon import Horizon
+from hdet.policies.base import Policy
 from hdet.replicas import Replicas
 
-__all__ = ["Meeting", "Met"]
+__all__ = ["Gathered", "Sync"]
 
-#: Step, round and distance, then the four numbers of a training loss.
-_LOSS_AT, _COMPARED_AT = 3, 7
+#: A row begins with step, round and distance, then the four numbers of a training loss.
+_LOSS_AT, _BASES_AT = 3, 7
+_Row = Sequence[float | Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """What is known after a meeting; ``divergence`` alone is this rank's own.
+class Gathered:
+    """What is known after a sync; ``divergence`` alone is this rank's own.
 
-    ``losses`` are of every rank, ``held_out`` of every arm, and empty without a probe; ``readings`` are a
-    horizon's; ``odd`` is what should be told.
-    """
+    ``losses`` and ``distances`` are of every rank; ``rows`` has, for each policy that judges, what it
+    measured on every rank; ``odd`` is what should be told."""
 
     divergence: Measured
     distances: tuple[float, ...]
     losses: tuple[float, ...]
-    held_out: tuple[float, ...]
-    held_out_mean: float
-    readings: list[list[float]]
+    rows: list[list[list[float]]]
     odd: tuple[str, ...]
 
 
-class Meeting:
-    """Where the replicas of an ensemble meet.
+class Sync:
+    """Where the replicas of a run meet.
 
     Args:
         caller: begins the errors.
@@ -52,7 +49,6 @@ class Meeting:
         sharing: which of them share gradients.
         fan_out: whose values stand where.
         converge: the mean of the weights.
-        held_out: judges replicas by a probe, if given.
         diverges: whether there is anything to average.
     """
 
@@ -60,10 +56,9 @@ class Meeting:
         self,
         caller: str,
         replicas: Replicas,
-        sharing: Sharing,
+        sharing: GradientSharing,
         fan_out: FanOut,
         converge: Converge,
-        held_out: HeldOut | None,
         *,
         diverges: bool,
     ) -> None:
@@ -72,45 +67,48 @@ class Meeting:
         self._sharing = sharing
         self._fan_out = fan_out
         self._converge = converge
-        self._held_out = held_out
         self._diverges = diverges
 
-    def __call__(self, steps: int, round: int, signal: TrainingLoss, horizon: Horizon | None) -> Met:
+    def __call__(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
         """Meet. A collective: every rank calls it after the same step."""
         where = f"{self._caller}.step: step {steps}: the probe"
         # The probe comes before the mean: a replica that diverged is judged at its own points.
-        probed = self._replicas.together(where, horizon.measure) if horizon is not None else []
-        compared = self._replicas.together(where, self._held_out.at_own) if self._held_out else []
+        at_own = self._measure(where, [(policy, policy.at_own) for policy in judging])
+        own_losses = [policy.own_loss for policy in judging if policy.own_loss is not None]
         undiverged = Measured(0.0, (0.0,) * len(self._fan_out.learning_rates), 0.0)
         with self._fan_out.at_base():
-            divergence, odd = self.average(signal, compared) if self._diverges else (undiverged, ())
-            compared += self._replicas.together(where, self._held_out.at_mean) if self._held_out else []
-        own: list[float | Tensor] = [
-            float(steps),
-            float(round),
-            divergence.distance,
-            *signal.row(),
-            *compared,
-        ]
-        own += [axis.base for axis in self._fan_out.axes if axis.may_part]
-        along = [*(horizon.displacements() if horizon is not None else ()), *probed]
-        rows = self._replicas.gather([*own, *along])
+            divergence, odd = self.average(training, own_losses) if self._diverges else (undiverged, ())
+            at_mean = self._measure(where, [(policy, policy.at_mean) for policy in judging])
+        row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
+        bases = [axis.base for axis in self._fan_out.axes if axis.may_part]
+        measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
+        rows = self._replicas.gather([*row, *bases, *(value for own in measured for value in own)])
         self._check_steps(rows)
-        self._check_bases([row[_COMPARED_AT + len(compared) : len(own)] for row in rows])
-        pairs = [(row[_COMPARED_AT], row[_COMPARED_AT + 1]) for row in rows] if compared else []
-        seen, mean = judge(pairs) if pairs else ((), math.nan)
-        return Met(
+        measured_at = _BASES_AT + len(bases)
+        self._check_bases([row[_BASES_AT:measured_at] for row in rows])
+        return Gathered(
             divergence=divergence,
             distances=tuple(row[2] for row in rows),
-            losses=mean_losses([row[_LOSS_AT:_COMPARED_AT] for row in rows]),
-            held_out=self._sharing.by_arm(seen),
-            held_out_mean=mean,
-            readings=[row[len(own) :] for row in rows],
+            losses=mean_losses([row[_LOSS_AT:_BASES_AT] for row in rows]),
+            rows=_apart([row[measured_at:] for row in rows], [len(own) for own in measured]),
             odd=odd,
         )
 
+    def _measure(self, where: str, parts: Sequence[tuple[Policy, Callable[[], _Row]]]) -> list[_Row]:
+        """What each policy measures; a probe that raises on one rank raises on all."""
+        if not any(policy.probes for policy, _ in parts):
+            return [measure() for _, measure in parts]
+        measured: list[_Row] = []
+
+        def measure_all() -> Sequence[float]:
+            measured.extend(measure() for _, measure in parts)
+            return ()
+
+        self._replicas.together(where, measure_all)
+        return measured
+
     def average(
-        self, signal: TrainingLoss, compared: Sequence[float | Tensor] = ()
+        self, training: TrainingLoss, own_losses: Sequence[float | Tensor] = ()
     ) -> tuple[Measured, tuple[str, ...]]:
         """The mean of the replicas; on gradients of their own, of those that were not lost.
 
@@ -118,7 +116,7 @@ class Meeting:
         """
         if not self._sharing.own_gradients:
             return self._converge()
-        own = compared[0] if compared else signal.total()
+        own = own_losses[0] if own_losses else training.total()
         losses = [row[0] for row in self._replicas.gather([own])]
         lost = [r for r, loss in enumerate(losses) if not math.isfinite(loss)]
         if not lost:
@@ -148,3 +146,15 @@ class Meeting:
                 f"{', '.join(f'{row[k]:g}' for row in rows)}; load the same checkpoint everywhere, saved "
                 "within at_base(), and write the value on all ranks or none"
             )
+
+
+def _apart(rows: Sequence[Sequence[float]], lengths: Sequence[int]) -> list[list[list[float]]]:
+    """Rows of several policies' numbers, one after the other, as rows of each policy.
+
+    >>> _apart([[1, 2, 3], [4, 5, 6]], [1, 2])
+    [[[1], [4]], [[2, 3], [5, 6]]]
+    """
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    return [
+        [list(row[end - length : end]) for row in rows] for end, length in zip(ends, lengths, strict=True)
+    ]

@@ -8,15 +8,14 @@ probe the same batches or each its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hdet.engine.fan_out import FanOut
-from hdet.probes.probe import Probe
+from hdet.probes import Probe
 from hdet.replicas import Replicas
 
 __all__ = ["HeldOut", "judge"]
@@ -27,20 +26,29 @@ class HeldOut:
 
     Args:
         probe: measures the loss.
-        fan_out: whose regularisers are silent meanwhile.
+        regularisers_off: a context in which they are.
         replicas: whose losses the probe gives.
     """
 
-    def __init__(self, probe: Probe, fan_out: FanOut, replicas: Replicas) -> None:
-        self.probe = probe
-        self._fan_out = fan_out
+    def __init__(
+        self,
+        probe: Probe,
+        regularisers_off: Callable[[], AbstractContextManager[None]],
+        replicas: Replicas,
+    ) -> None:
+        self._probe = probe
+        self._regularisers_off = regularisers_off
         self._replicas = replicas
         self._batches: list[Any] = []
+        #: At this replica's own weights, since the last sync.
+        self.own_loss: float | Tensor | None = None
 
     def at_own(self) -> list[float | Tensor]:
         """The loss at this replica's weights, on new batches."""
-        self._batches = self.probe.draw()
-        return [self._measure()]
+        self.own_loss = None
+        self._batches = self._probe.draw()
+        self.own_loss = self._measure()
+        return [self.own_loss]
 
     def at_mean(self) -> list[float | Tensor]:
         """The loss on the same batches, the weights being by now the mean's."""
@@ -50,15 +58,15 @@ class HeldOut:
 
     def _measure(self) -> float | Tensor:
         here = self._replicas.here
-        with self._fan_out.silenced(), self._buffers_kept():
-            losses = self.probe.losses_of_each(self._batches, here)
+        with self._regularisers_off(), self._buffers_kept():
+            losses = self._probe.losses_of_each(self._batches, here)
         means = [_mean(column) for column in zip(*losses, strict=True)]
         return means[0] if here == 1 else torch.tensor(means, dtype=torch.float64)
 
     @contextmanager
     def _buffers_kept(self) -> Iterator[None]:
         """The probe puts the model's buffers back, but does not know of those stacked in this process."""
-        stacked = self._replicas.buffers_of(self.probe.model) if self._replicas.here > 1 else []
+        stacked = self._replicas.buffers_of(self._probe.model) if self._replicas.here > 1 else []
         before = [buffer.clone() for buffer in stacked]
         try:
             yield

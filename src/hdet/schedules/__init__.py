@@ -1,8 +1,9 @@
 """How a run goes over time: shapes of a schedule, lengths of windows, a found schedule run again. Shapes
-and windows are pure; only ``replay`` knows torch."""
+and windows are pure; only ``drawn`` and ``replay`` know torch."""
 
+from hdet.schedules.drawn import DrawnShape
 from hdet.schedules.replay import FoundSchedule, replay
 from hdet.schedules.shapes import SHAPES, Shape, WarmStableDecay
-from hdet.schedules.windows import Windows
+from hdet.schedules.windows import Every, Windows
 
-__all__ = ["SHAPES", "FoundSchedule", "Shape", "WarmStableDecay", "Windows", "replay"]
+__all__ = ["SHAPES", "DrawnShape", "Every", "FoundSchedule", "Shape", "WarmStableDecay", "Windows", "replay"]

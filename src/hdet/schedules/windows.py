@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Windows"]
+__all__ = ["Every", "Windows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,29 @@ class Windows:
         if self.last is not None and self.last - end < length // 2:
             return self.last
         return end
+
+    def round_at(self, step: int) -> int:
+        """How many windows end at or before ``step``."""
+        count, end = 0, self.end_after(0)
+        while end is not None and end <= step:
+            count, end = count + 1, self.end_after(end)
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Rounds of T steps, as in the paper: they end at the multiples of ``steps``.
+
+    >>> Every(10).end_after(0), Every(10).end_after(13)
+    (10, 20)
+    """
+
+    steps: int
+
+    def end_after(self, step: int) -> int:
+        """Where the round ends that begins after ``step`` steps."""
+        return (step // self.steps + 1) * self.steps
+
+    def round_at(self, step: int) -> int:
+        """How many rounds end at or before ``step``."""
+        return step // self.steps

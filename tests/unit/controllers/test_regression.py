@@ -24,10 +24,13 @@ from hdet.controllers.regression import AxisState, RegressionController, fit
 from hdet.engine.design import levels, orthogonal, permuted
 from hdet.engine.fan_out import FanOut
 from hdet.hyperparameters import Axis
+from hdet.policies import Regression
+from hdet.policies.base import Seen
 from hdet.policies.held_out import HeldOut, judge
-from hdet.policies.steering import Steering
 from hdet.replicas import SoloReplica
+from hdet.schedules import Every
 from tests import reference
+from tests.fakes import bound
 
 Design = Callable[..., list[tuple[float, ...]]]
 Losses = Callable[[list[tuple[float, ...]]], list[float]]
@@ -530,12 +533,12 @@ def walk(
     seed: int = 0,
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Base values and spreads after every round; all replicas' values are checked against the bounds."""
-    steering = Steering(controller or RegressionController(), axes)
+    steering = bound(Regression([], Every(1), controller or RegressionController()), axes)
     bases, widths = [], []
     for k in range(1, rounds + 1):
         rows = orthogonal(8, [axis.name for axis in axes], seed=seed, round=k)
         values = [axis.values(row) for axis, row in zip(axes, rows, strict=True)]
-        steered = steering(rows, tuple(loss(values)), acts=True)
+        steered = steering.move(rows, tuple(loss(values)))
         for record, axis, row in zip(steered.hyperparameters, axes, values, strict=True):
             assert record.values == row
             assert record.base_after == axis.base
@@ -626,10 +629,10 @@ def test_pure_noise_passes_the_gate_as_often_as_it_must_and_carries_nobody_away(
 def test_a_learning_rate_is_moved_as_a_factor_on_its_schedule() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     axes: list[Axis] = [*hdet.LearningRate(0.2).bind(optimizer)]
-    steering = Steering(RegressionController(), axes)
+    steering = bound(Regression([], Every(1), RegressionController()), axes)
     (row,) = orthogonal(8, [axes[0].name], seed=0, round=1)
     ripple = (0.1, -0.1) * 4
-    steered = steering([row], tuple(2 - z + e for z, e in zip(row, ripple, strict=True)), acts=True)
+    steered = steering.move([row], tuple(2 - z + e for z, e in zip(row, ripple, strict=True)))
     (record,) = steered.hyperparameters
     assert record.values == pytest.approx([0.1 * (1 + 0.2 * z) for z in row])
     assert record.slope == pytest.approx(-2 / (math.log(1.2) - math.log(0.8)), rel=0.2)
@@ -639,9 +642,9 @@ def test_a_learning_rate_is_moved_as_a_factor_on_its_schedule() -> None:
 
 def test_who_was_not_heard_in_full_and_what_was_not_seen_stands_in_the_events() -> None:
     axes = [Cell(0.0).axis("x", 0.4, (-6.0, 6.0)), Cell(0.0).axis("y", 0.4, (-6.0, 6.0))]
-    steering = Steering(RegressionController(), axes)
+    steering = bound(Regression([], Every(1), RegressionController()), axes)
     rows = permuted(8, ["x", "y"], seed=0, round=0)  # Eq. 1 for both: they go together
-    steered = steering(rows, (1.0, math.nan, *map(float, range(6))), acts=True)
+    steered = steering.move(rows, (1.0, math.nan, *map(float, range(6))))
     assert any("replica 1 is heard, but not as loud: its loss is nan" in event for event in steered.events)
     assert any("7 replicas do not tell 2 hyperparameters apart" in event for event in steered.events)
     assert [axis.base for axis in axes] == [0.0, 0.0]
@@ -649,10 +652,10 @@ def test_who_was_not_heard_in_full_and_what_was_not_seen_stands_in_the_events() 
 
 def test_before_its_time_nothing_is_judged() -> None:
     axes = [Cell(0.0).axis("x", 0.4, (-6.0, 6.0))]
-    steering = Steering(RegressionController(), axes)
+    steering = bound(Regression([], Every(1), RegressionController(), act_from=6), axes)
     rows = orthogonal(8, ["x"], seed=0, round=1)
     before = steering.state_dict()
-    steered = steering(rows, tuple(rows[0]), acts=False)
+    steered = steering.decide(Seen(5, None, rows, tuple(rows[0]), ()))
     assert steering.state_dict() == before
     assert axes[0].base == 0.0
     assert steered.hyperparameters[0].values == axes[0].values(rows[0])
@@ -684,16 +687,16 @@ def test_the_state_goes_through_a_checkpoint(rounds: int, k: int, seed: int) -> 
 
 
 def test_a_resumed_steering_goes_on_as_the_unbroken_one() -> None:
-    def build() -> tuple[list[Axis], Steering]:
+    def build() -> tuple[list[Axis], Regression]:
         axes = [Cell(3.0).axis("x", 0.4, (-6.0, 6.0)), Cell(3.0).axis("y", 0.4, (-6.0, 6.0))]
-        return axes, Steering(RegressionController(), axes)
+        return axes, bound(Regression([], Every(1), RegressionController()), axes)
 
-    def drive(axes: list[Axis], steering: Steering, first: int, last: int) -> list[Any]:
+    def drive(axes: list[Axis], steering: Regression, first: int, last: int) -> list[Any]:
         done = []
         for k in range(first, last):
             rows = orthogonal(8, ["x", "y"], seed=0, round=k)
             values = [axis.values(row) for axis, row in zip(axes, rows, strict=True)]
-            done.append(steering(rows, tuple(bowl(random.Random(k), 0.1)(values)), acts=True))
+            done.append(steering.move(rows, tuple(bowl(random.Random(k), 0.1)(values))))
         return done
 
     axes, steering = build()
@@ -805,7 +808,7 @@ class Set:
             axes += item.bind(optimizer)
         self.fan_out = FanOut(axes, arms=4, arm=2, design="orthogonal", seed=3)
         self.probe = hdet.Probe(self.loss, self.batch, model=self.model, per_sync=2)
-        self.held_out = HeldOut(self.probe, self.fan_out, SoloReplica())
+        self.held_out = HeldOut(self.probe, self.fan_out.silenced, SoloReplica())
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -881,7 +884,8 @@ def test_one_batch_without_a_finite_loss_makes_the_replica_unknown() -> None:
     probe = hdet.Probe(
         lambda batch: batch, [torch.tensor(1.0), torch.tensor(math.inf)], model=model, per_sync=2
     )
-    held_out = HeldOut(probe, FanOut([], arms=2, arm=0, design="permutation", seed=0), SoloReplica())
+    fan_out = FanOut([], arms=2, arm=0, design="permutation", seed=0)
+    held_out = HeldOut(probe, fan_out.silenced, SoloReplica())
     assert math.isnan(held_out.at_own()[0])
     assert math.isnan(held_out.at_mean()[0])
 

@@ -13,10 +13,11 @@ from torch.optim import LBFGS, SGD, AdamW, NAdam
 
 import hdet
 from hdet.engine.fan_out import FanOut
-from hdet.engine.gradients import Sharing
+from hdet.engine.gradients import GradientSharing
 from hdet.hyperparameters import ScalarAxis
-from hdet.policies.steering import Steering
-from tests.fakes import Alike, Attention
+from hdet.policies import Regression, Vote
+from hdet.schedules import Every
+from tests.fakes import Alike, Attention, bound
 
 
 @pytest.mark.parametrize("how", ["positional", "by name"])
@@ -69,9 +70,9 @@ def test_a_buffer_that_somebody_loads_or_broadcasts_keeps_its_base() -> None:
 def test_the_decay_of_a_learning_rate_is_no_affair_of_others() -> None:
     model = nn.Dropout(0.5)
     (axis,) = hdet.Dropout(model).bind(SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
-    steering = Steering(hdet.SoftmaxController(decay=0.05), [axis])
+    steering = bound(Vote([], Every(1), hdet.SoftmaxController(decay=0.05)), [axis])
     for _ in range(30):
-        steering([(-1.0, 1.0)], (1.0, 1.0), acts=True)
+        steering.move([(-1.0, 1.0)], (1.0, 1.0))
     assert model.p == pytest.approx(0.5)
 
 
@@ -161,7 +162,7 @@ def test_an_arm_with_a_rank_that_saw_nothing_is_unknown() -> None:
     """Its ranks are one replica: what one of them could not measure, the others did not measure for it."""
     arms = hdet.Arms(1)
     arms.count, arms.ranks = 2, 4
-    sharing = Sharing("Ensemble", arms, Alike(0, 4), None)
+    sharing = GradientSharing("Ensemble", arms, Alike(0, 4), None)
     first, second = sharing.by_arm([1.0, 2.0, math.nan, 3.0])
     assert first == 1.5
     assert math.isnan(second)
@@ -169,9 +170,9 @@ def test_an_arm_with_a_rank_that_saw_nothing_is_unknown() -> None:
 
 def test_a_state_of_fewer_hyperparameters_says_nothing_to_a_regression() -> None:
     optimizer = AdamW([nn.Parameter(torch.zeros(1))], weight_decay=0.1)
-    one = Steering(hdet.RegressionController(), hdet.WeightDecay().bind(optimizer))
+    one = bound(Regression([], Every(1), hdet.RegressionController()), hdet.WeightDecay().bind(optimizer))
     axes = [*hdet.WeightDecay().bind(optimizer), *hdet.Betas(2).bind(optimizer)]
-    two = Steering(hdet.RegressionController(), axes)
+    two = bound(Regression([], Every(1), hdet.RegressionController()), axes)
     fresh = two.state_dict()["joint"]
     two.load_state_dict({**two.state_dict(), "joint": one.state_dict()["joint"]})
     assert two.state_dict()["joint"] == fresh

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tools.claims.rules import Verdict
 from tools.claims.table import CLAIMS, table
 from tools.quote import fill
 
-ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "docs" / "evidence"
 
 

@@ -23,9 +23,9 @@ from hdet.bench.reproduce.crash import crash_step
 from hdet.bench.reproduce.plan import CONFIGURATIONS, PLAIN, SWEPT, Plan, Run
 from hdet.bench.speed import autolr
 from hdet.bench.speed.stacked import _ratios
+from tests import ROOT
 from tools.quote import DOCUMENTS, fill
 
-ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "docs" / "evidence"
 
 

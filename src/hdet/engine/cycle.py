@@ -1,0 +1,378 @@
+"""The cycle of Algorithm 1: fan out, converge, decide, deal anew; for one replica or a thousand.
+
+The cycle knows replicas, hyperparameters and policies only as such. ``Ensemble``, ``AutoLR`` and
+``OneCycleAutoLR`` are doors to it: they choose the policies, and there is no second copy of what is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any, SupportsFloat
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.engine import doubts, state
+from hdet.engine.announce import Announcer
+from hdet.engine.design import Design
+from hdet.engine.divergence import predicted_distances
+from hdet.engine.gradients import Gradients
+from hdet.engine.parts import assemble
+from hdet.engine.schedule import Schedule
+from hdet.engine.step_hooks import StepHooks, take_over
+from hdet.engine.sync import Gathered
+from hdet.engine.training_loss import TrainingLoss
+from hdet.history import SyncRecord
+from hdet.hyperparameters import separate_learning_rates
+from hdet.policies.base import Decided, Policy, Seen
+from hdet.replicas import Replicas
+from hdet.weights.parameters import describe
+
+__all__ = ["Cycle"]
+
+
+class Cycle:
+    """Replicas that diverge in what their policies explore, and are averaged back at every sync.
+
+    Args:
+        optimizer: any torch optimizer; its step hooks carry the fan-out.
+        policies: what is explored, when replicas meet, and what moves.
+        replicas: who trains.
+        schedule: the base schedule; :meth:`step` drives it. None leaves ``group["lr"]`` to the user.
+        total_steps: S. The replicas are converged at the last step, whenever the next sync would be.
+        gradients: who shares them: ``"all"`` (the paper), ``"none"``, or the ranks of each arm.
+        design: how values are dealt to replicas; None takes whichever serves the policies best.
+        model: makes its buffers known, which are then averaged too.
+        seed: of the deals. No global random state is read or written.
+        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+        caller: the name that errors and log lines begin with.
+        first_step: where the count of steps begins, for a run that goes on.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        policies: Sequence[Policy],
+        replicas: Replicas,
+        *,
+        schedule: Schedule | None = None,
+        total_steps: int | None = None,
+        gradients: Gradients = "all",
+        design: Design | None = None,
+        model: nn.Module | None = None,
+        seed: int = 0,
+        history: str | PathLike[str] | None = None,
+        caller: str = "Cycle",
+        first_step: int = 0,
+    ) -> None:
+        take_over(optimizer)
+        separate_learning_rates(optimizer)
+        self._caller = caller
+        self._optimizer = optimizer
+        self._policies = list(policies)
+        self._replicas = replicas
+        self._total_steps = total_steps
+        self._announcer = Announcer(caller, speaks=replicas.rank == 0, history=history)
+        obstacle = self._announcer.obstacle
+        facts = {k: v for policy in policies for k, v in policy.facts().items()}
+        facts |= {"total_steps": repr(total_steps), "explore": repr([policy.explore for policy in policies])}
+        facts |= {"gradients": repr(gradients), "design": repr(design), "seed": repr(seed)}
+        facts |= {"history": obstacle or "writable"}
+        replicas.agree(caller, {**facts, **describe(optimizer, model)})
+        if obstacle:
+            raise OSError(f"{caller}: history must be a file that can be written, got {obstacle}")
+        parts = assemble(
+            caller,
+            optimizer,
+            policies,
+            replicas,
+            schedule=schedule,
+            gradients=gradients,
+            design=design,
+            model=model,
+            seed=seed,
+        )
+        self._parts = parts
+        self._fan_out = parts.fan_out
+        self.schedule = parts.schedule
+        self._training_loss = TrainingLoss(replicas.here)
+        self._needs_loss = any(policy.needs_loss for policy in policies)
+        self._following = [policy for policy in policies if policy.follows_weights]
+        #: Steps since the replicas were one model.
+        self._since_sync = 0
+        self._steps: int = first_step
+        self.resume_at(first_step)
+        self._hooks = StepHooks(optimizer, parts.fan_out, self._before_step, weakref.WeakMethod(self.detach))
+        for doubt in parts.doubts:
+            self._announcer.say_once(logging.WARNING, doubt)
+
+    # ------------------------------------------------------------------ what a user sees
+
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas this process is one of."""
+        return self._replicas
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps counted so far."""
+        return self._steps
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The base value of everything that is explored, by name."""
+        return {axis.name: axis.base for axis in self._fan_out.axes}
+
+    @property
+    def replica_lrs(self) -> list[float]:
+        """The learning rate that this replica's next optimizer step uses, for each group.
+
+        Of several replicas in one process, the first one's; a record has all of them.
+        """
+        self._hooks.leave()
+        own = [row[self._parts.sharing.arm] for row in self._fan_out.multipliers]
+        return [axis.base * rho for axis, rho in zip(self._fan_out.learning_rates, own, strict=True)]
+
+    def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
+        """Call once after ``optimizer.step()``; returns the record of a sync when there was one.
+
+        A call that follows no optimizer step (gradient accumulation, a step that GradScaler skipped) only
+        takes the loss; on gradients of their own, where one rank alone may skip, it counts as a step.
+        Between syncs nothing waits for the device.
+        """
+        if loss is not None:
+            self._training_loss.add(loss)
+        elif self._needs_loss:
+            raise ValueError(
+                f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and "
+                "got loss=None; call step(loss)"
+            )
+        # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
+        if not self._hooks.stepped and (self._parts.diverges or self._following):
+            counts = self._parts.sharing.own_gradients
+            self._hooks.notice_no_step(self._announcer, counts=counts)
+            if not counts:
+                return None
+        if self._steps == self._total_steps:
+            raise ValueError(
+                f"{self._caller}.step: step {self._steps + 1} is beyond total_steps={self._total_steps}; "
+                "raise total_steps or stop training"
+            )
+        self._hooks.count()
+        self._steps += 1
+        self._since_sync += 1
+        for policy in self._following:
+            policy.after_step()
+        try:
+            # The sync comes before the schedule moves on: its values are those of the step just taken.
+            record = self._meet() if self._steps >= self._sync_at else None
+        except BaseException:
+            for policy in self._policies:
+                policy.missed(self._steps)
+            self._look_ahead()
+            raise
+        finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
+            self.schedule.advance()
+        if self._steps == self._total_steps:
+            for trouble in filter(None, (policy.check_end() for policy in self._policies)):
+                self._announcer.say(logging.ERROR, trouble)
+        return record
+
+    def converge(self) -> None:
+        """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
+
+        For an evaluation or a checkpoint within an interval. The interval goes on: losses, multipliers
+        and the time of the next sync stay as they are.
+        """
+        with self._fan_out.at_base():
+            _, events = self._parts.sync.average(self._training_loss)
+        self._since_sync = 0
+        for event in events:
+            self._announcer.say(logging.WARNING, event)
+
+    @contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Within, the base values stand everywhere: for an evaluation or a checkpoint within an interval.
+
+        The weights stay this replica's own; :meth:`converge` makes them the mean.
+        """
+        with self._fan_out.at_base():
+            yield
+
+    def end_at(self, step: int) -> None:
+        """The run now has an end, or another one."""
+        self._total_steps = step
+        self._look_ahead()
+
+    def end_search(self) -> None:
+        """No window is judged any more; replicas that diverge come together now, and stay together."""
+        for policy in self._policies:
+            policy.stop()
+        if self._parts.diverges:
+            self.converge()
+        self._begin_round()
+
+    def detach(self) -> None:
+        """Remove the fan-out; what remains are the base values."""
+        self._hooks.remove()
+        apart = self._parts.sharing.own_gradients or self._fan_out.explores
+        if self._since_sync and apart and self._replicas.size > 1:
+            self._announcer.say_once(
+                logging.WARNING,
+                f"detached {self._since_sync} steps after the last sync: the replicas' weights differ; call "
+                "converge() first",
+            )
+        self._fan_out.close()
+
+    def __enter__(self) -> Cycle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.detach()
+        except Exception as error:
+            if kind is None:
+                raise
+            self._announcer.say(logging.ERROR, f"on the way out: {error}")  # and not instead of its cause
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, and a horizon's tensors. Save it beside the weights, at a sync or after
+        :meth:`converge`: within an interval the replicas' weights differ, and one rank's are not the run."""
+        return {
+            "steps": self._steps,
+            "round": self._round,
+            "seed": self._fan_out.seed,
+            "explored": [axis.state_dict() for axis in self._fan_out.axes],
+            "policies": [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies],
+            "loss": {
+                "rank": self._replicas.rank,
+                "sum": self._training_loss.state(),
+                "count": self._training_loss.count,
+            },
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off. The losses of an unfinished interval are one rank's own:
+        they count if every rank resumes from its own state, and for none if all resume from one rank's."""
+        axes = self._fan_out.axes
+        state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
+        self._steps = saved["steps"]
+        self._round = saved["round"]
+        self._fan_out.seed = saved["seed"]
+        self._fan_out.stand_down()
+        for axis, of_axis in zip(axes, saved["explored"], strict=True):
+            axis.load_state_dict(of_axis)
+        self.schedule.look()
+        for policy, of_policy in state.of_policies(saved, [policy.kind for policy in self._policies]):
+            self._policies[policy].start(self._steps)
+            if of_policy is not None:
+                self._policies[policy].load_state_dict(of_policy)
+        loss = saved["loss"]
+        saved_here = len(loss["sum"]) if isinstance(loss["sum"], list) else 1
+        own = loss["rank"] == self._replicas.rank and saved_here == self._replicas.here
+        self._training_loss.reset((loss["sum"], loss["count"]) if own else (0.0, 0))
+        self._parts.converge.forget()
+        self._begin_round()
+
+    def resume_at(self, step: int) -> None:
+        """Go on from a checkpoint that hdet did not write, at the start of the round that holds ``step``."""
+        self._steps = step
+        self._round = max(policy.round_at(step) for policy in self._policies)
+        for policy in self._policies:
+            policy.start(step)
+        self._training_loss.reset()
+        self._parts.converge.forget()
+        self._begin_round()
+
+    # ------------------------------------------------------------------ a round
+
+    def _before_step(self) -> None:
+        if self._parts.diverges and not self._parts.converge.begun:
+            self._parts.converge.begin()  # the interval's displacement is counted from here
+        for policy in self._following:
+            policy.before_step()
+
+    def _begin_round(self) -> None:
+        """Eq. 9: who explores what. What is not learnt any more, nobody explores."""
+        ended = self._steps == self._total_steps
+        learning = [policy for policy in self._policies if policy.window_end is not None and not ended]
+        self._fan_out.assign(self._round, [axis for policy in learning for axis in policy.axes])
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """The next sync: at the first window that ends, and where replicas diverge at the last step."""
+        ends = [policy.window_end for policy in self._policies if policy.window_end is not None]
+        if self._parts.diverges and self._total_steps is not None:
+            ends.append(self._total_steps)
+        self._sync_at = min(ends, default=math.inf)
+
+    # ------------------------------------------------------------------ converge, decide, deal anew
+
+    def _meet(self) -> SyncRecord:
+        began = time.perf_counter()
+        judging = [policy for policy in self._policies if policy.judges(self._steps)]
+        gathered = self._parts.sync(self._steps, self._round, self._training_loss, judging)
+        self._since_sync = 0
+        predicted = tuple(math.nan for _ in gathered.losses)
+        if self._parts.collinear:
+            predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
+        odd = self._odd(gathered, predicted)
+        self._fan_out.stand_down()
+        decided = self._decide(judging, gathered)
+        if decided.went_back:
+            self._parts.converge.forget()
+        self.schedule.look()
+        for kind, doubt in odd.items():
+            self._announcer.say_once(logging.WARNING, doubt, kind)
+        events = [*gathered.odd, *decided.events]
+        record = SyncRecord(
+            step=self._steps,
+            round=self._round,
+            losses=gathered.losses,
+            weights=decided.weights,
+            hyperparameters=decided.hyperparameters,
+            distance_measured=gathered.distances,
+            distance_predicted=predicted,
+            milliseconds=(time.perf_counter() - began) * 1e3,
+            events=(*dict.fromkeys(events), *odd.values()),
+            horizon=decided.horizon,
+            held_out=decided.held_out,
+            held_out_mean=decided.held_out_mean,
+        )
+        self._round += 1
+        self._begin_round()
+        self._training_loss.reset()
+        self._announcer.publish(record, events)
+        return record
+
+    def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
+        """Every policy in turn; one that does not judge at this sync says what stands where."""
+        rows = dict(zip(judging, gathered.rows, strict=True))
+        losses = self._parts.sharing.by_arm(gathered.losses)
+        decided = []
+        for policy in self._policies:
+            levels = self._fan_out.levels_of(policy.axes)
+            decided.append(
+                policy.decide(Seen(self._steps, self._total_steps, levels, losses, rows[policy]))
+                if policy in rows
+                else policy.observe(levels)
+            )
+        return Decided.of_all(decided)
+
+    def _odd(self, gathered: Gathered, predicted: Sequence[float]) -> dict[str, str]:
+        if not self._parts.diverges:
+            return {}
+        found = doubts.at_a_sync(
+            gathered.losses,
+            gathered.distances,
+            predicted,
+            gathered.divergence.rounding,
+            own_gradients=self._parts.sharing.own_gradients,
+        )
+        return found | doubts.overwritten(self._fan_out.axes)

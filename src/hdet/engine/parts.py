@@ -1,0 +1,140 @@
+"""What a run is made of, put together once: who shares gradients, who explores what, what is averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hdet.engine import doubts
+from hdet.engine.agreement import bind_together
+from hdet.engine.converge import Converge
+from hdet.engine.design import Design, choose_design
+from hdet.engine.fan_out import FanOut, refuse_stacked
+from hdet.engine.gradients import Gradients, GradientSharing
+from hdet.engine.schedule import CoveredSchedule, Schedule
+from hdet.engine.sync import Sync
+from hdet.hyperparameters import Axis, refuse_shared_places
+from hdet.policies.base import Place, Policy
+from hdet.replicas import Replicas
+
+__all__ = ["Parts", "assemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a run.
+
+    ``diverges``: the replicas' weights differ between two syncs. ``collinear``: they do so along one line,
+    and their distance follows from their multipliers. ``doubts``: what a user should know before training
+    begins."""
+
+    sharing: GradientSharing
+    fan_out: FanOut
+    converge: Converge
+    sync: Sync
+    schedule: CoveredSchedule
+    diverges: bool
+    collinear: bool
+    doubts: list[str]
+
+
+def assemble(
+    caller: str,
+    optimizer: Optimizer,
+    policies: Sequence[Policy],
+    replicas: Replicas,
+    *,
+    schedule: Schedule | None,
+    gradients: Gradients,
+    design: Design | None,
+    model: nn.Module | None,
+    seed: int,
+) -> Parts:
+    """Bind what is explored, and hand every policy what it moves. Every rank calls it."""
+    sharing = GradientSharing(caller, gradients, replicas, model)
+    bound = bind_together(caller, replicas, optimizer, policies)
+    axes = [axis for own in bound for axis in own]
+    try:
+        jointly = any(policy.estimates_jointly for policy in policies)
+        fan_out = _fan_out(caller, axes, replicas, sharing, design, seed, jointly=jointly)
+        own_gradients = sharing.own_gradients
+        diverges = own_gradients or any(axis.spread > 0 for axis in axes)
+        with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
+        converge = Converge(replicas, optimizer, model, with_state=with_state)
+        place = Place(caller, optimizer, replicas, diverges, sharing.by_arm, fan_out.silenced)
+        for policy, own in zip(policies, bound, strict=True):
+            policy.bind(own, place)
+        covered = CoveredSchedule(caller, schedule, fan_out.learning_rates)
+        if diverges:
+            converge.plan()  # what cannot be averaged is refused now, not at the first sync
+        return Parts(
+            sharing,
+            fan_out,
+            converge,
+            Sync(caller, replicas, sharing, fan_out, converge, diverges=diverges),
+            covered,
+            diverges=diverges,
+            collinear=not own_gradients and axes == fan_out.learning_rates,
+            doubts=_doubts(optimizer, policies, replicas, sharing, fan_out, jointly)
+            + _unseen_buffers(replicas, model, diverges),
+        )
+    except BaseException:
+        for axis in axes:
+            axis.close()
+        raise
+
+
+def _fan_out(
+    caller: str,
+    axes: Sequence[Axis],
+    replicas: Replicas,
+    sharing: GradientSharing,
+    design: Design | None,
+    seed: int,
+    *,
+    jointly: bool,
+) -> FanOut:
+    if replicas.here > 1:
+        refuse_stacked(caller, axes)
+    spread_out = [axis.name for axis in axes if axis.spread > 0]
+    chosen = choose_design(caller, design, spread_out, sharing.arms, jointly=jointly)
+    refuse_shared_places(caller, axes)
+    return FanOut(
+        axes,
+        arms=sharing.arms,
+        arm=sharing.arm,
+        here=replicas.here,
+        design=chosen,
+        seed=seed,
+        # Round 0 of the paper deals everything alike, which a joint estimate could not take apart.
+        first_round=1 if jointly else 0,
+    )
+
+
+def _doubts(
+    optimizer: Optimizer,
+    policies: Sequence[Policy],
+    replicas: Replicas,
+    sharing: GradientSharing,
+    fan_out: FanOut,
+    jointly: bool,
+) -> list[str]:
+    """A collective where gradients are not shared."""
+    said = [sharing.doubt_start(optimizer), *(axis.doubt for axis in fan_out.axes)]
+    said += [fan_out.doubt()] if jointly else []
+    for policy in policies:
+        said += policy.doubts()
+        if replicas.size > 1:
+            said += doubts.blind_signals(
+                policy.axes, own_gradients=sharing.own_gradients, by_training_loss=policy.needs_loss
+            )
+    return [doubt for doubt in said if doubt]
+
+
+def _unseen_buffers(replicas: Replicas, model: nn.Module | None, diverges: bool) -> list[str]:
+    if replicas.size == 1 or replicas.here > 1 or model is not None or not diverges:
+        return []
+    return ["model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"]

@@ -1,0 +1,47 @@
+"""The saved state of a run, and states that earlier versions have saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = ["check_explored", "of_policies"]
+
+
+def check_explored(caller: str, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """A state is of the same hyperparameters, in the same order."""
+    if len(saved) != len(names):
+        raise ValueError(
+            f"{caller}.load_state_dict: the state has {len(saved)} explored hyperparameters, this run "
+            f"{len(names)}; use the parameter groups it was saved with"
+        )
+    saved_names = [of_axis.get("name", name) for of_axis, name in zip(saved, names, strict=True)]
+    if saved_names != list(names):
+        raise ValueError(
+            f"{caller}.load_state_dict: the state must be of the same hyperparameters in the same "
+            f"order, got {', '.join(saved_names)} for {', '.join(names)}; explore what it was saved with"
+        )
+
+
+def of_policies(
+    saved: Mapping[str, Any], kinds: Sequence[str]
+) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
+    """For the number of every policy what one of its kind had saved, or None: that one begins anew."""
+    left = list(saved["policies"]) if "policies" in saved else _before_policies(saved)
+    for i, kind in enumerate(kinds):
+        found = next((of_policy for of_policy in left if of_policy["kind"] == kind), None)
+        if found is not None:
+            left.remove(found)
+        yield i, found
+
+
+def _before_policies(saved: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Version 0.1.0 kept what the one policy remembered at the top of the state, whatever it was."""
+    probe = saved.get("probe")
+    found: list[Mapping[str, Any]] = [
+        {"kind": "vote", "states": saved["states"], "probe": probe},
+        {"kind": "regression", "joint": saved.get("joint", [[0.0, 0.0]]), "probe": probe},
+    ]
+    if saved.get("horizon") is not None:
+        found.append({"kind": "horizon", **saved["horizon"]})
+    return found

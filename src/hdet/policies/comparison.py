@@ -1,0 +1,128 @@
+"""Policies that compare replicas: each arm had values of its own for a round, and its loss speaks for them.
+
+The loss is the mean training loss of the round, as in the paper, or, with a probe, the held-out loss.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hdet.hyperparameters import Axis, Explorable
+from hdet.policies.base import Decided, Place, Policy, Seen
+from hdet.policies.held_out import HeldOut, judge
+from hdet.probes import Probe
+
+__all__ = ["Clock", "Comparison", "Fixed"]
+
+
+class Clock(Protocol):
+    """When rounds end: :class:`~hdet.schedules.Every` T steps, or with a horizon's ``Windows``."""
+
+    def end_after(self, step: int) -> int | None:
+        """Where the round ends that begins after ``step`` steps; None where none begins any more."""
+
+    def round_at(self, step: int) -> int:
+        """The number of the round that ``step`` falls into."""
+
+
+class Comparison(Policy):
+    """Moves hyperparameters by the losses of arms that had different values of them.
+
+    Args:
+        explore: what it moves.
+        clock: when rounds end. A sync that another policy asks for ends a round, too: the weights are one.
+        probe: judges by held-out batches, regularisers off, instead of the training loss.
+        act_from: S_w, the first step at which anything moves.
+    """
+
+    #: Whether it moves anything at the last step, when nothing is trained any more at the new value.
+    _moves_at_the_end = True
+
+    def __init__(
+        self, explore: Sequence[Explorable], clock: Clock, *, probe: Probe | None = None, act_from: int = 0
+    ) -> None:
+        super().__init__(explore)
+        self._clock = clock
+        self._probe = probe
+        self._act_from = act_from
+        self._held_out: HeldOut | None = None
+        self.probes = probe is not None
+        self.needs_loss = probe is None
+
+    def facts(self) -> dict[str, str]:
+        return {
+            "sync_every": repr(self._clock),
+            "control_after": repr(self._act_from),
+            "probe": "none" if self._probe is None else "given",
+        }
+
+    def bind(self, axes: Sequence[Axis], place: Place) -> None:
+        super().bind(axes, place)
+        self._place = place
+        if self._probe is not None:
+            self._held_out = HeldOut(self._probe, place.regularisers_off, place.replicas)
+
+    def doubts(self) -> list[str]:
+        if self._probe is None or self._place.replicas.size > 1:
+            return []
+        return ["there is one replica alone: nothing can be compared, and all values stay as they are"]
+
+    def start(self, step: int) -> None:
+        # Replicas that do not diverge need not meet.
+        self.window_end = self._clock.end_after(step) if self._place.diverges else None
+
+    def round_at(self, step: int) -> int:
+        return self._clock.round_at(step)
+
+    def at_own(self) -> Sequence[float | Tensor]:
+        return self._held_out.at_own() if self._held_out is not None else ()
+
+    @property
+    def own_loss(self) -> float | Tensor | None:
+        return None if self._held_out is None else self._held_out.own_loss
+
+    def at_mean(self) -> Sequence[float | Tensor]:
+        return self._held_out.at_mean() if self._held_out is not None else ()
+
+    def decide(self, seen: Seen) -> Decided:
+        self.start(seen.step)
+        acts = seen.step >= self._act_from and (self._moves_at_the_end or seen.step != seen.total_steps)
+        if self._held_out is None:
+            return self.move(seen.levels, seen.losses) if acts else self.observe(seen.levels)
+        losses, mean = judge([(own, of_mean) for own, of_mean in seen.rows])
+        by_arm = self._place.by_arm(losses)
+        decided = self.move(seen.levels, by_arm) if acts else self.observe(seen.levels)
+        return replace(decided, held_out=by_arm, held_out_mean=mean)
+
+    def missed(self, step: int) -> None:
+        """The round goes on until the next one would have ended: rounds stay where the schedule has them."""
+        self.start(step)
+
+    @abstractmethod
+    def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
+        """Move every hyperparameter by what its arms had, and what they came to."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"probe": None if self._probe is None else self._probe.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._probe is not None and state.get("probe") is not None:
+            self._probe.load_state_dict(state["probe"])
+
+
+class Fixed(Comparison):
+    """Moves nothing: replicas diverge and are averaged back ("HDET without auto-LR")."""
+
+    kind = "fixed"
+
+    def __init__(self, explore: Sequence[Explorable], clock: Clock) -> None:
+        super().__init__(explore, clock)
+        self.needs_loss = False
+
+    def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
+        return self.observe(levels)
