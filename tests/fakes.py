@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.hyperparameters import Axis
-from hdet.policies.base import Place, Policy
+from hdet.policies.base import Context, Policy
 from hdet.replicas import SoloReplica
 
 
@@ -44,5 +44,5 @@ P = TypeVar("P", bound=Policy)
 def bound(policy: P, axes: Sequence[Axis]) -> P:
     """A policy with its hyperparameters, in a process by itself."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    policy.bind(axes, Place("test", optimizer, SoloReplica(), True, tuple, nullcontext))
+    policy.bind(axes, Context("test", optimizer, SoloReplica(), True, tuple, nullcontext))
     return policy

@@ -3,51 +3,181 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import hdet
+from tests import ROOT
 
-ROOT = Path(hdet.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
+PACKAGE = ROOT / "src" / "hdet"
+FILES = sorted(PACKAGE.rglob("*.py"))
+FOLDERS = sorted({file.parent for file in FILES})
+
+#: Which rooms a room may import, besides itself. Doors are the files that lie in the package itself.
+MAY_IMPORT = {
+    "controllers": set(),
+    "hyperparameters": set(),
+    "probes": set(),
+    "replicas": set(),
+    "schedules": set(),
+    "weights": {"replicas"},
+    "policies": {"history", "controllers", "hyperparameters", "probes", "replicas", "schedules", "weights"},
+    "engine": {
+        *{"history", "controllers", "hyperparameters", "policies", "probes"},
+        *{"replicas", "schedules", "weights"},
+    },
+}
+DOORS = {"__init__", "auto_lr", "ensemble", "history", "one_cycle", "warm_start"}
+LEAVES = {"__main__", "bench", "cli", "demos"}
+
+#: Files that know no torch: an equation is read and tested without it.
+PURE = ("controllers/", "engine/design.py", "schedules/shapes.py", "schedules/windows.py", "history.py")
+
+
+def name(file: Path) -> str:
+    return file.relative_to(PACKAGE).as_posix()
+
+
+def room(file: Path) -> str:
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def module(file: Path) -> str:
+    parts = ("hdet", *file.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module(file): file for file in FILES}
 
 
 def imports(file: Path) -> set[str]:
+    """Every module that is named anywhere in a file: at its top, within a function, for a type checker."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the module in full"
+            assert node.module
             found.add(node.module)
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
-
-
-def room(file: Path) -> str:
-    return file.relative_to(ROOT).with_suffix("").parts[0]
 
 
 def uses(file: Path, *packages: str) -> set[str]:
     return {name for name in imports(file) for p in packages if name == p or name.startswith(p + ".")}
 
 
-LEAVES = ("cli", "demo", "demo_published", "doctor", "experiments", "workloads", "__main__")
+def neighbours(file: Path) -> set[Path]:
+    """The files of the package that it imports; what a folder's ``__init__`` hands on counts as its own."""
+    return {MODULES[found] for found in imports(file) if found in MODULES} - {file}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
+def rooms_used(file: Path) -> set[str]:
+    return {found.split(".")[1] for found in uses(file, "hdet") if "." in found} - {room(file)}
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
 def test_imports(file: Path) -> None:
-    if room(file) in ("spread", "windows", "schedules", "controllers"):
+    known = rooms_used(file)
+    if room(file) in MAY_IMPORT:
+        assert known <= MAY_IMPORT[room(file)]
+    if name(file).startswith(PURE):
         assert not uses(file, "torch", "numpy"), "the maths knows no torch"
-        assert not uses(file, "hdet") - {n for n in imports(file) if n.startswith("hdet.controllers")}
-    if room(file) not in ("replicas", "experiments"):
+    if room(file) not in ("replicas", "bench"):
         assert not uses(file, "torch.distributed"), "only replicas/ knows torch.distributed"
-    if room(file) == "replicas":
-        assert not {n for n in uses(file, "hdet") if not n.startswith("hdet.replicas")}
     if room(file) not in LEAVES:
-        assert not uses(file, *(f"hdet.{leaf}" for leaf in LEAVES)), "leaves import the core, not the reverse"
-        assert not uses(file, "typer", "rich", "sklearn", "plotly"), "the library needs torch alone"
+        assert not known & LEAVES, "leaves import the library, never the reverse"
+        heavy = {"typer", "rich", "sklearn", "plotly", "matplotlib", "numpy", "tools", "tests"}
+        assert not uses(file, *heavy), "the library needs torch alone"
     assert not uses(file, "pickle"), "no pickle anywhere"
+
+
+def test_every_file_has_a_room() -> None:
+    assert {room(file) for file in FILES} == set(MAY_IMPORT) | DOORS | LEAVES
+
+
+def circle(graph: dict[Path, set[Path]]) -> list[Path]:
+    """Files that import one another, the first one again at the end; empty if there are none."""
+    done: set[Path] = set()
+    for start in graph:
+        way: list[tuple[Path, Iterator[Path]]] = [(start, iter(graph[start]))] if start not in done else []
+        while way:
+            here, rest = way[-1]
+            for there in rest:
+                on_the_way = [file for file, _ in way]
+                if there in on_the_way:
+                    return [*on_the_way[on_the_way.index(there) :], there]
+                if there not in done:
+                    way.append((there, iter(graph[there])))
+                    break
+            else:
+                done.add(here)
+                way.pop()
+    return []
+
+
+def test_a_circle_is_found() -> None:
+    a, b, c = Path("a"), Path("b"), Path("c")
+    assert circle({a: {b}, b: {c}, c: set()}) == []
+    assert circle({a: {b}, b: {c}, c: {b}}) == [b, c, b]
+    assert circle({a: {c}, b: {a}, c: {b}}) == [a, c, b, a]
+
+
+def test_no_files_import_one_another() -> None:
+    """``hdet`` itself hands names on by request and is imported for its version: it is left out."""
+    top = PACKAGE / "__init__.py"
+    graph = {file: neighbours(file) - {top} for file in FILES if file != top}
+    assert [name(file) for file in circle(graph)] == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_no_file_is_too_long_to_read(file: Path) -> None:
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def body(door: ast.ClassDef) -> int:
+    """Lines of a constructor, without its signature and its docstring."""
+    (made,) = (n for n in door.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    first = made.body[1] if ast.get_docstring(made) else made.body[0]
+    return (made.end_lineno or 0) - first.lineno + 1
+
+
+@pytest.mark.parametrize("where", ["ensemble.Ensemble", "engine/cycle.Cycle", "auto_lr.AutoLR"])
+def test_a_constructor_is_read_at_one_glance(where: str) -> None:
+    file, class_name = where.split(".")
+    tree = ast.parse((PACKAGE / f"{file}.py").read_text(encoding="utf-8"))
+    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == class_name)
+    assert body(found) < 50
+
+
+def test_the_engine_asks_nobody_what_he_is() -> None:
+    """It holds a list of policies and knows one protocol."""
+    kinds = re.compile(r"\b(Horizon|Regression|Vote|Fixed|Comparison)\b|isinstance\(\w*policy")
+    for file in (PACKAGE / "engine").glob("*.py"):
+        assert not kinds.search(file.read_text(encoding="utf-8")), file.name
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.relative_to(PACKAGE.parent).as_posix())
+def test_a_folder_says_what_lives_there(folder: Path) -> None:
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert len(re.findall(r"[.:;](?:\s|$)", said)) >= 2, "what lives here, and what it may import"
+
+
+def test_the_test_of_a_file_is_found_by_its_name() -> None:
+    """A test file in a room is called after a file of that room."""
+    odd = []
+    for test in (ROOT / "tests" / "unit").rglob("test_*.py"):
+        where = test.relative_to(ROOT / "tests" / "unit").parent
+        home = (
+            ROOT / "tools" / where.relative_to("tools") if where.parts[:1] == ("tools",) else PACKAGE / where
+        )
+        if not home.is_dir():
+            odd.append(str(test))
+    assert odd == []
 
 
 def test_public_names() -> None:
@@ -77,4 +207,16 @@ def test_public_names() -> None:
         "replay",
         "warm_start_",
     ]
-    assert all(hasattr(hdet, name) for name in hdet.__all__)
+    assert all(hasattr(hdet, public) for public in hdet.__all__)
+
+
+def test_names_that_are_imported_late_are_those_that_type_checkers_see() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    seen = {
+        alias.name: node.module.removeprefix("hdet.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hdet.")
+        for alias in node.names
+    }
+    assert seen == hdet._HOMES
+    assert {*seen, "__version__"} == set(hdet.__all__)

@@ -1,4 +1,5 @@
-"""Pure rules that move a hyperparameter: losses in, a new immutable state out. No torch, no I/O."""
+"""The maths behind the policies: losses in, a new immutable state out, all in float64. Pure: they import no
+torch, no other room, and do no I/O."""
 
 from hdet.controllers.base import Controller, ControlState, Decision
 from hdet.controllers.horizon import HorizonController, HorizonDecision, HorizonState, Window

@@ -17,7 +17,7 @@ from hdet.engine.gradients import Gradients, GradientSharing
 from hdet.engine.schedule import CoveredSchedule, Schedule
 from hdet.engine.sync import Sync
 from hdet.hyperparameters import Axis, refuse_shared_places
-from hdet.policies.base import Place, Policy
+from hdet.policies.base import Context, Policy
 from hdet.replicas import Replicas
 
 __all__ = ["Parts", "assemble"]
@@ -64,9 +64,9 @@ def assemble(
         diverges = own_gradients or any(axis.spread > 0 for axis in axes)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
         converge = Converge(replicas, optimizer, model, with_state=with_state)
-        place = Place(caller, optimizer, replicas, diverges, sharing.by_arm, fan_out.silenced)
+        context = Context(caller, optimizer, replicas, diverges, sharing.by_arm, fan_out.silenced)
         for policy, own in zip(policies, bound, strict=True):
-            policy.bind(own, place)
+            policy.bind(own, context)
         covered = CoveredSchedule(caller, schedule, fan_out.learning_rates)
         if diverges:
             converge.plan()  # what cannot be averaged is refused now, not at the first sync

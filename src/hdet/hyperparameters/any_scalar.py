@@ -9,7 +9,8 @@ from typing import Literal
 
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.base import Place, ScalarAxis, check_bounds
+from hdet.hyperparameters.checks import check_bounds
+from hdet.hyperparameters.scalar import Place, ScalarAxis
 from hdet.hyperparameters.scales import LinearScale, LogScale, Scale
 
 __all__ = ["Hyperparameter"]

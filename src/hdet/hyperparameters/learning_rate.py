@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.base import Axis, spread_of_each
+from hdet.hyperparameters.base import Axis
+from hdet.hyperparameters.checks import spread_of_each
 
 __all__ = ["GroupLearningRate", "LearningRate", "separate_learning_rates"]
 

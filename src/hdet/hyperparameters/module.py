@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd  # no public name covers all dropout layers
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.base import Place, ScalarAxis, check_bounds
+from hdet.hyperparameters.checks import check_bounds
+from hdet.hyperparameters.scalar import Place, ScalarAxis
 from hdet.hyperparameters.scales import LogScale
 
 __all__ = ["Dropout", "LabelSmoothing", "Temperature"]

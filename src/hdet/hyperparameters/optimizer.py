@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.base import Place, ScalarAxis, check_bounds, spread_of_each
+from hdet.hyperparameters.checks import check_bounds, spread_of_each
+from hdet.hyperparameters.scalar import Place, ScalarAxis
 from hdet.hyperparameters.scales import LogScale, Scale
 
 __all__ = ["Betas", "GradientClip", "Momentum", "WeightDecay"]

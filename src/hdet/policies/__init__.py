@@ -1,10 +1,10 @@
 """Policies: when a sync is due, what is measured there, and how that moves hyperparameters; one file for each
 way. They import controllers, hyperparameters, probes, schedules, weights and replicas, never the engine."""
 
-from hdet.policies.base import Decided, Place, Policy, Seen
+from hdet.policies.base import Context, Decided, Policy, Seen
 from hdet.policies.comparison import Fixed
 from hdet.policies.horizon import Horizon
 from hdet.policies.regression import Regression
 from hdet.policies.vote import Vote
 
-__all__ = ["Decided", "Fixed", "Horizon", "Place", "Policy", "Regression", "Seen", "Vote"]
+__all__ = ["Context", "Decided", "Fixed", "Horizon", "Policy", "Regression", "Seen", "Vote"]

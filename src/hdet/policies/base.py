@@ -24,11 +24,11 @@ from hdet.history import HorizonRecord, HyperparameterRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.replicas import Replicas
 
-__all__ = ["Before", "Decided", "Place", "Policy", "Seen"]
+__all__ = ["Before", "Context", "Decided", "Policy", "Seen"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Context:
     """Where a policy acts; the engine makes it before the first step.
 
     Args:
@@ -122,7 +122,7 @@ class Policy(ABC):
         """On what all ranks must agree."""
         return {}
 
-    def bind(self, axes: Sequence[Axis], place: Place) -> None:
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
         """Take the hyperparameters, bound to where they stand."""
         self.axes = list(axes)
 

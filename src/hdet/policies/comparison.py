@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hdet.hyperparameters import Axis, Explorable
-from hdet.policies.base import Decided, Place, Policy, Seen
+from hdet.policies.base import Context, Decided, Policy, Seen
 from hdet.policies.held_out import HeldOut, judge
 from hdet.probes import Probe
 
@@ -61,20 +61,20 @@ class Comparison(Policy):
             "probe": "none" if self._probe is None else "given",
         }
 
-    def bind(self, axes: Sequence[Axis], place: Place) -> None:
-        super().bind(axes, place)
-        self._place = place
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
+        super().bind(axes, context)
+        self._context = context
         if self._probe is not None:
-            self._held_out = HeldOut(self._probe, place.regularisers_off, place.replicas)
+            self._held_out = HeldOut(self._probe, context.regularisers_off, context.replicas)
 
     def doubts(self) -> list[str]:
-        if self._probe is None or self._place.replicas.size > 1:
+        if self._probe is None or self._context.replicas.size > 1:
             return []
         return ["there is one replica alone: nothing can be compared, and all values stay as they are"]
 
     def start(self, step: int) -> None:
         # Replicas that do not diverge need not meet.
-        self.window_end = self._clock.end_after(step) if self._place.diverges else None
+        self.window_end = self._clock.end_after(step) if self._context.diverges else None
 
     def round_at(self, step: int) -> int:
         return self._clock.round_at(step)
@@ -95,7 +95,7 @@ class Comparison(Policy):
         if self._held_out is None:
             return self.move(seen.levels, seen.losses) if acts else self.observe(seen.levels)
         losses, mean = judge([(own, of_mean) for own, of_mean in seen.rows])
-        by_arm = self._place.by_arm(losses)
+        by_arm = self._context.by_arm(losses)
         decided = self.move(seen.levels, by_arm) if acts else self.observe(seen.levels)
         return replace(decided, held_out=by_arm, held_out_mean=mean)
 

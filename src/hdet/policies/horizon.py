@@ -18,7 +18,7 @@ from torch import Tensor
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.history import HorizonRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
-from hdet.policies.base import Decided, Place, Policy, Seen
+from hdet.policies.base import Context, Decided, Policy, Seen
 from hdet.policies.useless_probe import UselessProbe, average
 from hdet.probes import Probe
 from hdet.replicas import local
@@ -83,17 +83,17 @@ class Horizon(Policy):
             "probe batches a sync": repr(self._probe.per_sync),
         }
 
-    def bind(self, axes: Sequence[Axis], place: Place) -> None:
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
         """Take the weights of an optimizer; the window begins with its first step."""
-        super().bind(axes, place)
-        self._refuse(place)
-        self._place = place
-        optimizer = place.optimizer
+        super().bind(axes, context)
+        self._refuse(context)
+        self._context = context
+        optimizer = context.optimizer
         groups = len(optimizer.param_groups) if self._scope == "each" else None
-        self._trail = Trail(optimizer, place.replicas, groups=groups, diverges=place.diverges)
+        self._trail = Trail(optimizer, context.replicas, groups=groups, diverges=context.diverges)
         if not self._trail.weights:
             raise ValueError(
-                f"{place.caller}: the optimizer must train something, and all its parameters are frozen; "
+                f"{context.caller}: the optimizer must train something, and all its parameters are frozen; "
                 "call requires_grad_() on some first"
             )
         # The frozen ones too: they may be freed within a window.
@@ -101,22 +101,22 @@ class Horizon(Policy):
         self._snapshot = (
             Snapshot(weights, optimizer, self._probe.model, self._where) if self._where != "off" else None
         )
-        self._useless = UselessProbe(place.caller, self._probe, by_group=self._scope == "each")
+        self._useless = UselessProbe(context.caller, self._probe, by_group=self._scope == "each")
         # The first factor: next to no learning rate, whatever the schedule's values are.
         curves = [axis.curve for axis in self._learning_rates]
         self._states = [HorizonState(FIRST_LR / max(curves)) for _ in self._trail.scopes]
         self._curve_peak = self._curve_before = curves[0]
         self._take_factors()
 
-    def _refuse(self, place: Place) -> None:
+    def _refuse(self, context: Context) -> None:
         others = [axis.name for axis in self.axes if not isinstance(axis, GroupLearningRate)]
         if others:
             raise TypeError(
-                f"{place.caller}: a horizon judges the learning rate alone, got {', '.join(others)}"
+                f"{context.caller}: a horizon judges the learning rate alone, got {', '.join(others)}"
             )
-        if place.replicas.here > 1:
+        if context.replicas.here > 1:
             raise TypeError(
-                f"{place.caller}: a horizon judges one model's path, got {place.replicas.size} replicas "
+                f"{context.caller}: a horizon judges one model's path, got {context.replicas.size} replicas "
                 "stacked in one process; train one model on all their batches, or use one process per replica"
             )
 
@@ -178,7 +178,7 @@ class Horizon(Policy):
         self._trail.leave()
         losses: list[float] = []
         try:
-            with self._place.regularisers_off():
+            with self._context.regularisers_off():
                 for point in self._trail.points():
                     self._trail.go(point)
                     losses += self._probe.losses(batches)
@@ -208,7 +208,7 @@ class Horizon(Policy):
                 logger.warning(
                     "%s: the schedule is below %d %% of its peak after %d steps: the search for its size "
                     "ends here",
-                    self._place.caller,
+                    self._context.caller,
                     100 * _DESCENT,
                     seen.step,
                 )
@@ -257,7 +257,7 @@ class Horizon(Policy):
             return decisions, (self._go_back(step, decisions, windows),), True
         if all(decision.why == "does not move" for decision in decisions):
             raise RuntimeError(
-                f"{self._place.caller}.step: step {step}: the weights must move, and did not, although the "
+                f"{self._context.caller}.step: step {step}: the weights must move, and did not, although the "
                 f"learning rate was raised {self._states[0].blind} times a hundredfold; does "
                 "loss.backward() reach what the optimizer trains?"
             )
@@ -288,7 +288,7 @@ class Horizon(Policy):
                 "snapshot='off'" if self._snapshot is None else f"{in_a_row - 1} retries, {total - 1} in all"
             )
             raise RuntimeError(
-                f"{self._place.caller}.step: step {step}: {rose} over the window, and going back is no way "
+                f"{self._context.caller}.step: step {step}: {rose} over the window, and going back is no way "
                 f"out ({tried}). Check the loss for NaN, the data from here on, and that the probe's batches "
                 "are of the kind that is trained on"
             )
@@ -345,7 +345,7 @@ class Horizon(Policy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(state["states"]) != len(self._states):
             raise ValueError(
-                f"{self._place.caller}.load_state_dict: scope must be the one it was saved with: the state "
+                f"{self._context.caller}.load_state_dict: scope must be the one it was saved with: the state "
                 f"has {len(state['states'])} factors, this run {len(self._states)}"
             )
         self._states = [HorizonState(**saved) for saved in state["states"]]

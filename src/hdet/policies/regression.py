@@ -10,7 +10,7 @@ from typing import Any
 
 from hdet.controllers import RegressionController, RegressionState
 from hdet.hyperparameters import Axis, Explorable
-from hdet.policies.base import Decided, Place
+from hdet.policies.base import Context, Decided
 from hdet.policies.comparison import Clock, Comparison
 from hdet.probes import Probe
 
@@ -48,8 +48,8 @@ class Regression(Comparison):
     def facts(self) -> dict[str, str]:
         return {**super().facts(), "controller": repr(self._controller)}
 
-    def bind(self, axes: Sequence[Axis], place: Place) -> None:
-        super().bind(axes, place)
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
+        super().bind(axes, context)
         self._state = self._controller.start([axis.spread for axis in axes], [axis.widest for axis in axes])
 
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:

@@ -12,7 +12,7 @@ from typing import Any
 from hdet.controllers import Controller, ControlState, Decision
 from hdet.history import HyperparameterRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
-from hdet.policies.base import Decided, Place
+from hdet.policies.base import Context, Decided
 from hdet.policies.comparison import Clock, Comparison
 from hdet.probes import Probe
 
@@ -48,8 +48,8 @@ class Vote(Comparison):
     def facts(self) -> dict[str, str]:
         return {**super().facts(), "controller": repr(self._controller)}
 
-    def bind(self, axes: Sequence[Axis], place: Place) -> None:
-        super().bind(axes, place)
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
+        super().bind(axes, context)
         # The factor on the schedule that a controller moves; 1 is the schedule as it stands.
         self._states = [ControlState(1.0) for _ in axes]
 

@@ -20,7 +20,7 @@ import hdet
 from hdet.engine.design import levels
 from hdet.history import SyncRecord
 from hdet.hyperparameters import ScalarAxis
-from hdet.hyperparameters.base import Place
+from hdet.hyperparameters.scalar import Place
 from hdet.hyperparameters.scales import LinearScale, LogScale, Scale
 from hdet.replicas import SoloReplica
 from tests.fakes import Alike, Attention

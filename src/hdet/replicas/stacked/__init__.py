@@ -1,4 +1,4 @@
-"""N replicas in one process, as rows of one matrix. It imports torch and ``replicas.base``, nobody else."""
+"""N replicas in one process, as rows of one matrix. They import torch and ``replicas.base`` alone."""
 
 from hdet.replicas.stacked.optimizer import StackedOptimizer
 from hdet.replicas.stacked.replicas import StackedReplicas
