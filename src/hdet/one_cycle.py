@@ -1,7 +1,20 @@
 """``OneCycleAutoLR``: the paper's method behind the face of ``torch.optim.lr_scheduler.OneCycleLR``.
 
 The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is the
-engine's (:mod:`hdet.engine.cycle`). What is here is the translation of names.
+engine's (:mod:`hdet.engine.cycle`). What is here is the translation of names:
+
+========================  ===================================  =====
+the authors' argument     ours                                 paper
+========================  ===================================  =====
+auto_lr_warmup_steps      Ensemble(control_after=)             S_w
+ensemble_lr_spread_ratio  LearningRate(spread=)                α
+model_sync_interval       Ensemble(sync_every=)                T
+rank, world_size          Ensemble(process_group=)             r, N
+enable_auto_lr            Ensemble(controller=)
+loss_scale                SoftmaxController(temperature=)      σ
+lr_of_lr                  SoftmaxController(step_size=)        λ
+momentum_of_lr            SoftmaxController(momentum=)         β
+========================  ===================================  =====
 """
 
 from __future__ import annotations
@@ -38,8 +51,8 @@ class OneCycleAutoLR(OneCycleLR):
     """OneCycleLR whose data-parallel replicas diverge in learning rate and find it while they train.
 
     The arguments up to ``last_epoch`` are OneCycleLR's, the next nine those of the authors' code (same
-    names, order and defaults), the rest is keyword-only. With ``ensemble_lr_spread_ratio=0``, the
-    default, it *is* OneCycleLR.
+    names, order and defaults: aliases of ours, by the table above), the rest is keyword-only. With
+    ``ensemble_lr_spread_ratio=0``, the default, it *is* OneCycleLR.
 
     ``group["lr"]`` and :meth:`get_last_lr` show the base learning rate; :attr:`replica_lrs` is what this
     replica uses. Under GradScaler a skipped step does not count, except with fused optimizers, whose

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from hdet.bench.regret import arms
+from hdet.bench.regret.plan import run_of
 from hdet.replicas.launch import LocalProcesses
 from tests.recorded.machine import fingerprint
 from tests.recorded.scenarios import SCENARIOS
@@ -64,3 +66,12 @@ def test_a_state_saved_before_loads_after(ranks: LocalProcesses, name: str) -> N
 def resumed(rank: int, name: str) -> dict[str, Any]:
     saved = torch.load(HERE / f"{name}.pt", weights_only=True)[rank]
     return SCENARIOS[name](rank, saved=saved)
+
+
+@pytest.mark.parametrize("recorded", parsed((HERE / "regret.jsonl").read_text(encoding="utf-8").splitlines()))
+def test_a_run_of_the_regret_ends_where_it_ended(recorded: dict[str, Any]) -> None:
+    arms.prepare("cpu")
+    row = arms.execute(run_of({"scale": "cpu", "device": "cpu", "steps": None, **recorded}))
+    found = {name: row[name] for name in ("held_out", "train", "reached")}
+    kept = {name: recorded[name] for name in found}
+    assert found == (kept if EXACT else pytest.approx(kept, rel=0.05))

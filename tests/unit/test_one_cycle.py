@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -345,3 +346,14 @@ def test_a_group_added_later_keeps_its_own_value() -> None:
     take(weight, scheduler)
     factor = first["lr"] / scheduler.optimizer.param_groups[1]["lr"]
     assert factor > 1.001
+
+
+def test_the_authors_names_are_aliases_of_ours() -> None:
+    """Each of their arguments stands in the table once, and what it is an alias of is an argument."""
+    rows = re.findall(r"^([a-z][a-z_, ]*\w)  +(\w+)\((\w+)=\)", hdet.one_cycle.__doc__ or "", re.MULTILINE)
+    theirs = [name for names, _, _ in rows for name in names.split(", ")]
+    arguments = list(inspect.signature(hdet.OneCycleAutoLR.__init__).parameters)
+    first = arguments.index("last_epoch") + 1
+    assert sorted(theirs) == sorted(arguments[first : first + 9])
+    for _, ours, argument in rows:
+        assert argument in inspect.signature(getattr(hdet, ours)).parameters

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -220,3 +223,36 @@ def test_names_that_are_imported_late_are_those_that_type_checkers_see() -> None
     }
     assert seen == hdet._HOMES
     assert {*seen, "__version__"} == set(hdet.__all__)
+
+
+# ---------------------------------------------------------------------- what is imported when
+
+
+def packages_after(code: str) -> set[str]:
+    """Packages that a fresh interpreter holds after ``code``, the standard library's aside."""
+    code += "\nimport sys; print(*{m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_importing_hdet_imports_nothing_beyond_torch() -> None:
+    everything = "import hdet\nfor name in hdet.__all__: getattr(hdet, name)"
+    assert packages_after(everything) - packages_after("import torch, torch.distributed") == {"hdet"}
+    assert "torch" not in packages_after("import hdet"), "names are imported when they are asked for"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_command_line_answers_at_once(option: str) -> None:
+    code = (
+        f"import sys\nsys.argv = ['hdet', '{option}']\n"
+        "from hdet.cli import app\ntry: app()\nexcept SystemExit: pass"
+    )
+    assert not packages_after(code) & {"torch", "numpy", "sklearn", "matplotlib", "plotly"}
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "hdet", option], check=True, timeout=60, capture_output=True)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.5

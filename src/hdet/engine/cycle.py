@@ -352,17 +352,21 @@ class Cycle:
         return record
 
     def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
-        """Every policy in turn; one that does not judge at this sync says what stands where."""
+        """Every policy in turn. One that does not judge at this sync says what stands where; so does one for
+        which the sync is void, because a policy before it went back to older weights."""
         rows = dict(zip(judging, gathered.rows, strict=True))
         losses = self._parts.sharing.by_arm(gathered.losses)
-        decided = []
+        decided: list[Decided] = []
         for policy in self._policies:
             levels = self._fan_out.levels_of(policy.axes)
-            decided.append(
-                policy.decide(Seen(self._steps, self._total_steps, levels, losses, rows[policy]))
-                if policy in rows
-                else policy.observe(levels)
-            )
+            undone = any(earlier.went_back for earlier in decided)
+            if policy in rows and not undone:
+                seen = Seen(self._steps, self._total_steps, levels, losses, rows[policy])
+                decided.append(policy.decide(seen))
+            else:
+                decided.append(policy.observe(levels))
+                if policy in rows:
+                    policy.missed(self._steps)
         return Decided.of_all(decided)
 
     def _odd(self, gathered: Gathered, predicted: Sequence[float]) -> dict[str, str]:

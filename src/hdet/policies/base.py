@@ -174,8 +174,8 @@ class Policy(ABC):
         """Move the hyperparameters, and begin the next window."""
 
     def missed(self, step: int) -> None:  # noqa: B027
-        """The sync after ``step`` failed (a probe raised) and the user trains on. The window stays open: the
-        next step tries again."""
+        """It could not decide at the sync after ``step``: a probe raised and the user trains on, or another
+        policy went back to older weights. The window stays open: the next step tries again."""
 
     def observe(self, levels: Sequence[tuple[float, ...]]) -> Decided:
         """Move nothing, and say what stands where."""
