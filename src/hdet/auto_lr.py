@@ -1,4 +1,4 @@
-"""AutoLR: training without a learning rate. A façade over the engine, with a shape instead of a size.
+"""AutoLR: training without a learning rate. A door to the engine, with a shape instead of a size.
 
 The optimizer's ``lr`` is not read, but for the ratios between groups. The first steps are taken at next to
 no learning rate, then the horizon controller brings the weights to speed and climbs.

@@ -219,7 +219,7 @@ class OneCycleAutoLR(OneCycleLR):
         return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
 
     def converge(self) -> None:
-        """Average the replicas now, without ending the interval. Every rank must call it."""
+        """Average the replicas now, without ending the round. Every rank must call it."""
         self._engine.converge()
 
     def state_dict(self) -> dict[str, Any]:
@@ -257,9 +257,9 @@ _SHARED = [
 
 
 class _Curve:
-    """The OneCycleLR beneath the façade, as the engine's base schedule.
+    """The OneCycleLR beneath it, as the engine's base schedule.
 
-    It computes each value from ``max_lr``, never from the last one, so the façade's ``get_lr`` can cover it.
+    It computes each value from ``max_lr``, never from the last one, so that ``get_lr`` above can cover it.
     """
 
     covers_itself = True

@@ -143,5 +143,5 @@ class Converge:
             raise RuntimeError(
                 "converge: the optimizer must keep the same state for the same parameters on all ranks, and "
                 f"keeps it on {seen}; some rank's gradient has not reached all parameters: let every layer "
-                "take part in every interval, or freeze it everywhere"
+                "take part in every round, or freeze it everywhere"
             )

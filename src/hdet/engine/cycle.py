@@ -171,7 +171,7 @@ class Cycle:
             policy.after_step()
         try:
             # The sync comes before the schedule moves on: its values are those of the step just taken.
-            record = self._meet() if self._steps >= self._sync_at else None
+            record = self._sync() if self._steps >= self._sync_at else None
         except BaseException:
             for policy in self._policies:
                 policy.missed(self._steps)
@@ -187,7 +187,7 @@ class Cycle:
     def converge(self) -> None:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
 
-        For an evaluation or a checkpoint within an interval. The interval goes on: losses, multipliers
+        For an evaluation or a checkpoint within a round. The round goes on: losses, multipliers
         and the time of the next sync stay as they are.
         """
         with self._fan_out.at_base():
@@ -198,7 +198,7 @@ class Cycle:
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
-        """Within, the base values stand everywhere: for an evaluation or a checkpoint within an interval.
+        """Within, the base values stand everywhere: for an evaluation or a checkpoint within a round.
 
         The weights stay this replica's own; :meth:`converge` makes them the mean.
         """
@@ -243,7 +243,7 @@ class Cycle:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, and a horizon's tensors. Save it beside the weights, at a sync or after
-        :meth:`converge`: within an interval the replicas' weights differ, and one rank's are not the run."""
+        :meth:`converge`: within a round the replicas' weights differ, and one rank's are not the run."""
         return {
             "steps": self._steps,
             "round": self._round,
@@ -258,7 +258,7 @@ class Cycle:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off. The losses of an unfinished interval are one rank's own:
+        """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own:
         they count if every rank resumes from its own state, and for none if all resume from one rank's."""
         axes = self._fan_out.axes
         state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
@@ -294,7 +294,7 @@ class Cycle:
 
     def _before_step(self) -> None:
         if self._parts.diverges and not self._parts.converge.begun:
-            self._parts.converge.begin()  # the interval's displacement is counted from here
+            self._parts.converge.begin()  # the round's displacement is counted from here
         for policy in self._following:
             policy.before_step()
 
@@ -314,7 +314,7 @@ class Cycle:
 
     # ------------------------------------------------------------------ converge, decide, deal anew
 
-    def _meet(self) -> SyncRecord:
+    def _sync(self) -> SyncRecord:
         began = time.perf_counter()
         judging = [policy for policy in self._policies if policy.judges(self._steps)]
         gathered = self._parts.sync(self._steps, self._round, self._training_loss, judging)

@@ -1,6 +1,6 @@
 """How far the replicas are apart, and how far they should be.
 
-On a shared gradient the replicas of an interval lie on one line, θ_r = θ₀ + ρ_r·D, so replica r is at
+On a shared gradient the replicas of a round lie on one line, θ_r = θ₀ + ρ_r·D, so replica r is at
 distance |ρ_r − 1|·‖D‖ from the mean. Both sides are measured over the same fixed sample of the weights,
 at a cost that does not grow with the model: a distance of 0 where one is predicted tells that something
 undoes the fan-out.

@@ -42,7 +42,7 @@ def at_a_sync(
     doubts: dict[str, str] = {}
     if len(losses) > 1 and len(set(losses)) == 1 and math.isfinite(losses[0]):
         doubts["reduced loss"] = (
-            "the loss was the same on all ranks for a whole interval, as an all-reduced loss is: it cannot "
+            "the loss was the same on all ranks for a whole round, as an all-reduced loss is: it cannot "
             "tell replicas apart; pass each rank's own loss"
         )
     if max(predicted) > rounding and max(measured) < 0.1 * max(predicted):

@@ -1,4 +1,4 @@
-"""The published signal: a replica's mean training loss over the interval, taken without waiting for the
+"""The published signal: a replica's mean training loss over the round, taken without waiting for the
 device."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TrainingLoss:
         return [float(value) for value in total] if isinstance(total, Tensor) else total
 
     def reset(self, restored: tuple[float | list[float], int] = (0.0, 0)) -> None:
-        """Begin an interval, or take up an interrupted one: sum and count of the losses before it."""
+        """Begin a round, or take up an interrupted one: sum and count of the losses before it."""
         before, self.count = restored
         self._sum = torch.tensor(before, dtype=torch.float64) if isinstance(before, list) else before
         self.restored = (self._sum, self.count)
