@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hdet.weights.window_mean import WindowMean
 
@@ -94,3 +94,12 @@ def test_a_window_broken_off_goes_on(at: int) -> None:
         (first if k < at else second).add()
     for a, b in zip((second if at < 100 else first).tensors, whole, strict=True):
         assert torch.equal(a, b)
+
+
+def test_weights_may_be_pointed_elsewhere_between_two_windows() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    mean = WindowMean([weight])
+    weight.data = torch.full((2,), 3.0)
+    mean.begin(1)
+    mean.add()
+    assert mean.tensors[0].tolist() == [3, 3]
