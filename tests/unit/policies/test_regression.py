@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import AdamW
 
 import hdet
 from hdet.controllers.regression import RegressionController
@@ -180,3 +181,13 @@ def test_a_resumed_steering_goes_on_as_the_unbroken_one() -> None:
     for axis, saved in zip(axes, bases, strict=True):
         axis.load_state_dict(saved)
     assert repr(drive(axes, steering, 10, 20)) == repr(unbroken)
+
+
+def test_a_state_of_fewer_hyperparameters_says_nothing_to_a_regression() -> None:
+    optimizer = AdamW([nn.Parameter(torch.zeros(1))], weight_decay=0.1)
+    one = bound(Regression([], Every(1), hdet.RegressionController()), hdet.WeightDecay().bind(optimizer))
+    axes = [*hdet.WeightDecay().bind(optimizer), *hdet.Betas(2).bind(optimizer)]
+    two = bound(Regression([], Every(1), hdet.RegressionController()), axes)
+    fresh = two.state_dict()["joint"]
+    two.load_state_dict({**two.state_dict(), "joint": one.state_dict()["joint"]})
+    assert two.state_dict()["joint"] == fresh
