@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def numbers(batches: list[Any]) -> list[int]:
