@@ -1,4 +1,4 @@
-"""One pool of real gloo processes for the whole session; every run on it is bounded."""
+"""One pool of real gloo processes for the whole session, every run on it bounded; and one seed for a test."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import settings
 
 from hdet.replicas.launch import LocalProcesses
@@ -20,3 +21,9 @@ settings.load_profile("repeatable")
 def ranks() -> Iterator[LocalProcesses]:
     with LocalProcesses(4) as pool:
         yield pool
+
+
+@pytest.fixture
+def same_seed() -> None:
+    """Probes take their random state from the seed of the moment."""
+    torch.manual_seed(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,15 @@ class Alike(SoloReplica):
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         return [list(row)] * self.size
+
+
+class Faster(SoloReplica):
+    """Rank 1 of two, and the one that does better."""
+
+    rank, size = 1, 2
+
+    def gather(self, row: Any) -> list[list[float]]:
+        return [[*row[:3], row[3] + row[4], *row[4:]], list(row)]  # its mean loss is 1 higher
 
 
 class Attention(nn.Module):

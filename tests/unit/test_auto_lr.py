@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
-from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import lr_scheduler
+from torch.optim import AdamW, lr_scheduler
 
 import hdet
-from hdet.bench.workloads import quadratic
-from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
-from hdet.schedules.shapes import SHAPES, WarmStableDecay
+from hdet import AutoLR, Probe
+from hdet.schedules.shapes import WarmStableDecay
+from tests.unit.training import (
+    OPTIMIZERS,
+    TASK,
+    Halves,
+    Training,
+    X,
+    batch,
+    decisions,
+    loss_of,
+    network,
+    probe_of,
+    squared,
+    train,
+)
+
+pytestmark = pytest.mark.usefixtures("same_seed")
 
 LRS = [1e-8, 1e-5, 1e-2, 10.0]
-
-
-def decisions(records: list[hdet.SyncRecord]) -> list[str]:
-    """Everything but the time it took; as text, where NaN equals NaN."""
-    return [replace(record, milliseconds=0.0).to_json() for record in records]
 
 
 # ---------------------------------------------------------------------- a quadratic without noise
@@ -95,13 +102,6 @@ def test_two_dimensions_without_noise_lose_little_to_the_best_learning_rate(curv
 # ---------------------------------------------------------------------- a noisy one, and a sweep
 
 
-TASK = quadratic.make()
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adamw": torch.optim.AdamW,
-}
-
-
 def search(kind: str, lr: float, steps: int = TASK.steps) -> tuple[nn.Module, list[hdet.SyncRecord]]:
     model = TASK.build(0)
     optimizer = OPTIMIZERS[kind](model.parameters(), lr=lr)
@@ -163,109 +163,6 @@ def test_no_learning_rate_is_read(kind: str) -> None:
 # ---------------------------------------------------------------------- a small net, with everything in it
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 1)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-
-def batch(step: int, size: int = 16) -> Tensor:
-    return torch.randn(size, 4, generator=torch.Generator().manual_seed(step))
-
-
-def loss_of(model: nn.Module, x: Tensor) -> Tensor:
-    return (model(x) - x[:, :1].sin() - x[:, 1:2]).square().mean()
-
-
-class Training:
-    """The net under AdamW or SGD; whatever is not AutoLR, a plain loop has too.
-
-    Dropout draws from torch's global generator, which is seeded here: make one, and run it before the next.
-    """
-
-    def __init__(
-        self, kind: str = "adamw", *, lrs: tuple[float, float] = (1.0, 1.0), auto: Any = True, **options: Any
-    ) -> None:
-        torch.manual_seed(5)
-        self.model = Net()
-        groups = [
-            {"params": self.model.layers[0].parameters(), "lr": lrs[0]},
-            {"params": self.model.layers[1:].parameters(), "lr": lrs[1]},
-        ]
-        self.optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(groups) if kind == "adamw" else torch.optim.SGD(groups, momentum=0.9)
-        )
-        self.settings = {"total_steps": 200, **options}
-        self.records: list[hdet.SyncRecord] = []
-        self.lrs: list[list[float]] = []
-        self.step = 0
-        self.poisoned = -1
-        if auto:
-            self.attach()
-
-    def attach(self) -> None:
-        self.probe = hdet.Probe(
-            lambda x: loss_of(self.model, x), lambda k: batch(50_000 + k, 256), model=self.model
-        )
-        settings = dict(self.settings)
-        if callable(settings.get("schedule")):
-            settings["schedule"] = settings["schedule"](self.optimizer)
-        self.auto = hdet.AutoLR(self.optimizer, probe=self.probe, **settings)
-
-    def backward(self) -> Tensor:
-        self.lrs.append([group["lr"] for group in self.optimizer.param_groups])
-        self.optimizer.zero_grad()
-        loss = loss_of(self.model, batch(self.step))
-        loss.backward()
-        self.optimizer.step()
-        if self.step == self.poisoned:
-            with torch.no_grad():
-                self.model.layers[-1].weight.mul_(1e6)
-        self.step += 1
-        return loss.detach()
-
-    def run(self, until: int) -> Training:
-        while self.step < until:
-            self.backward()
-            record = self.auto.step()
-            self.records += [record] if record else []
-        return self
-
-    def flat(self) -> Tensor:
-        return torch.cat([t.detach().reshape(-1).double() for t in self.model.state_dict().values()])
-
-    def save(self) -> io.BytesIO:
-        file = io.BytesIO()
-        torch.save(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "auto": self.auto.state_dict(),
-                "step": self.step,
-                "random": torch.get_rng_state(),
-            },
-            file,
-        )
-        file.seek(0)
-        return file
-
-    def load(self, file: io.BytesIO) -> Training:
-        saved = torch.load(file, weights_only=True)
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        if not hasattr(self, "auto"):
-            self.attach()
-        self.auto.load_state_dict(saved["auto"])
-        self.step = saved["step"]
-        torch.set_rng_state(saved["random"])
-        return self
-
-
 def test_it_learns() -> None:
     run = Training()
     before = loss_of(run.model.eval(), batch(-1)).item()
@@ -294,31 +191,6 @@ def test_of_the_learning_rates_only_their_ratio_counts() -> None:
     assert [b / a for a, b in uneven.lrs] == pytest.approx([0.3] * 90, rel=1e-15)
 
 
-class Frozen(HorizonController):
-    """Looks at everything, and then does nothing: one learning rate after the first window."""
-
-    def update(self, state: HorizonState, window: Window) -> HorizonDecision:
-        value = 0.01 if state.windows == 0 else state.value
-        return HorizonDecision(replace(state, value=value, windows=state.windows + 1), "hold", window.speed)
-
-
-@pytest.mark.parametrize("scope", ["together", "each"])
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_looking_changes_nothing(kind: str, scope: str) -> None:
-    """With the factor frozen, weights, statistics and optimizer state are plain training's, bit for bit."""
-    looked = Training(kind, controller=Frozen(), scope=scope).run(200)
-    assert sum(math.isfinite(r.horizon[0].loss_mean) for r in looked.records) == 10, "it has looked"
-    plain = Training(kind, auto=False)
-    shape = WarmStableDecay.of(200)
-    for step in range(200):
-        for group in plain.optimizer.param_groups:
-            group["lr"] = 1e-5 if step < 10 else 0.01 * shape(step)
-        plain.backward()
-    assert torch.equal(looked.flat(), plain.flat())
-    for a, b in zip(looked.optimizer.state.values(), plain.optimizer.state.values(), strict=True):
-        assert all(torch.equal(a[key], b[key]) for key in b)
-
-
 def test_the_random_state_is_not_moved() -> None:
     states = []
     for auto in (True, False):
@@ -331,60 +203,10 @@ def test_the_random_state_is_not_moved() -> None:
     assert torch.equal(*states)
 
 
-# ---------------------------------------------------------------------- probes that say nothing
-
-
-def with_probe(loss_fn: Callable[[Any], Any], batches: Any = batch) -> Training:
-    run = Training(auto=False)
-    probe = hdet.Probe(lambda x: loss_fn(run.model), batches, model=run.model)
-    run.auto = hdet.AutoLR(run.optimizer, probe=probe, total_steps=200)
-    return run
-
-
-def test_a_probe_that_returns_nan_is_refused() -> None:
-    run = with_probe(lambda model: math.nan).run(19)
-    with pytest.raises(
-        ValueError, match=r"AutoLR.step: step 20: the probe's loss must be finite .* got \[nan, nan\]"
-    ):
-        run.run(20)
-
-
-def test_a_probe_that_returns_a_constant_is_refused_after_three_windows() -> None:
-    run = with_probe(lambda model: 0.25).run(39)
-    with pytest.raises(
-        ValueError, match=r"step 40: the probe's loss must depend on the weights, and was 0.25 at"
-    ) as e:
-        run.run(40)
-    assert "3 windows" in str(e.value)
-    assert "does loss_fn call the model that the optimizer trains?" in str(e.value)
-
-
-def test_a_probe_of_another_model_is_a_constant() -> None:
-    other = Net()
-    run = with_probe(lambda model: loss_of(other, batch(1))).run(39)
-    with pytest.raises(ValueError, match="must depend on the weights"):
-        run.run(40)
-
-
-def test_the_same_batch_forever_trains_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    run = with_probe(lambda model: loss_of(model, batch(0)), lambda k: batch(0)).run(200)
-    said = [record.getMessage() for record in caplog.records if "one and the same" in record.getMessage()]
-    assert said == [
-        "AutoLR: the probe's 8 batches so far were one and the same: the learning rate is fitted to it. "
-        "Training goes on; give Probe more batches"
-    ]
-    assert run.lrs[149][0] > 1e-4
-
-
-def test_different_batches_are_not_remarked_upon(caplog: pytest.LogCaptureFixture) -> None:
-    Training().run(200)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 # ---------------------------------------------------------------------- resume
 
-
 STEPS, POISONED = 200, 95
+
 #: In the first window, at the end of one, within one, around a relapse, where the search ends, in the decay.
 BREAKS = [1, 10, 25, 97, 103, 104, 150, 170]
 
@@ -517,59 +339,6 @@ def test_wsd_ends_at_zero_and_goes_no_further() -> None:
         run.run(201)
 
 
-@pytest.mark.parametrize("name", ["cosine", "onecycle", "torch"])
-def test_other_schedules_keep_their_curve(name: str) -> None:
-    """In its final descent, below 70 % of its peak, a schedule is left to itself.
-
-    That is seen at the end of a window: the one in which it falls below is still judged, none after it.
-    """
-    steps = 200
-    if name == "torch":
-        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-        torchs = lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=0.01)
-        curve = []
-        for _ in range(steps):
-            curve.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            torchs.step()
-        run = Training(schedule=lambda o: lr_scheduler.CosineAnnealingLR(o, steps, eta_min=0.01)).run(steps)
-    else:
-        curve = [SHAPES[name](steps)(step) for step in range(steps)]
-        run = Training(schedule=name).run(steps)
-    assert all(lr > 0 for lr, _ in run.lrs)
-    factors = [lr / value for (lr, _), value in zip(run.lrs, curve, strict=True)]
-    peak = curve.index(max(curve))
-    below = next(step for step in range(peak, steps) if curve[step] < 0.7 * max(curve))
-    late = [record.step for record in run.records if record.step > below]
-    assert len(late) <= 1
-    stopped = late[0] if late else run.records[-1].step
-    assert factors[stopped:] == pytest.approx([factors[-1]] * (steps - stopped), rel=1e-6)
-    assert len({round(math.log(f), 3) for f in factors[:stopped]}) > 5, "until then it has searched"
-    assert max(lr for lr, _ in run.lrs) > 1e-3
-
-
-def test_one_cycle_is_not_climbed_twice() -> None:
-    """While the curve itself rises, factor times curve grows like t^growth at most."""
-    run = Training(schedule="onecycle", total_steps=400).run(400)
-    judged = [r for r in run.records if r.horizon[0].action == "up" and r.step < 119]
-    assert judged
-    ends = [record.step for record in run.records]
-    for record in judged:
-        then = ends[ends.index(record.step) + 1]
-        shape = SHAPES["onecycle"](400)
-        began = ends[ends.index(record.step) - 1]
-        rise = math.log(shape(record.step - 1) / shape(began - 1))
-        change = math.log(record.hyperparameters[0].base_after / record.hyperparameters[0].base_before)
-        assert (
-            change + rise <= HorizonController().growth * math.log(then / record.step) + 1e-9 or change == 0
-        )
-
-
-def test_fixed_windows() -> None:
-    run = Training(sync_every=15).run(200)
-    assert [record.step for record in run.records] == [15, 30, 45, 60, 75, 90, 105, 120, 135, 150]
-
-
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_open_ended_run_comes_down_when_told_to(resumed: bool) -> None:
     run = Training(total_steps=None).run(90)
@@ -604,127 +373,19 @@ def test_what_cannot_come_down() -> None:
             Training().auto.cooldown(steps)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------- groups
-
-
-class Halves(nn.Module):
-    """Two quadratics side by side; the gradient of one of them is noise, mostly."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calm = nn.Parameter(torch.ones(20))
-        self.noisy = nn.Parameter(torch.ones(20))
-        self.curvatures = torch.logspace(-2, 0, 20)
-
-    def forward(self, samples: Tensor) -> Tensor:
-        apart = self.curvatures * (self.noisy - samples).square()
-        return 0.5 * ((self.curvatures * self.calm.square()).sum() + apart.sum(-1).mean())
-
-
-def halves(
-    scope: Any, *, ratio: float = 1.0, order: int = 1, steps: int = 600
-) -> tuple[list[list[float]], Halves]:
-    model = Halves()
-    groups = [{"params": [model.calm], "lr": 1.0}, {"params": [model.noisy], "lr": ratio}][::order]
-    optimizer = torch.optim.SGD(groups)
-    probe = hdet.Probe(model, lambda k: 5 * torch.randn(256, 20), model=model)
-    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=steps, scope=scope)
-    draw = torch.Generator().manual_seed(1)
-    lrs = []
-    for _ in range(steps):
-        lrs.append(auto.get_last_lr()[::order])
-        optimizer.zero_grad()
-        model(5 * torch.randn(4, 20, generator=draw)).backward()
-        optimizer.step()
-        auto.step()
-    return lrs, model
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_each_group_finds_its_own(order: int) -> None:
-    """The noisy one is held back; the calm one, judged by itself, is not."""
-    lrs, _ = halves("each", order=order)
-    calm, noisy = lrs[449]
-    assert calm > 3 * noisy
-
-
-def test_together_the_ratio_stays() -> None:
-    lrs, _ = halves("together", ratio=4.0)
-    assert all(noisy == 4 * calm for calm, noisy in lrs)
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_group_that_hardly_moves_does_not_hold_up_the_other(order: int) -> None:
-    """One has ten-thousandfold smaller gradients: it is given a hundred times more until it moves too."""
-
-    class Uneven(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.steep, self.flat = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(5))
-
-        def forward(self, _: object = None) -> Tensor:
-            return self.steep.square().sum() + 1e-4 * self.flat.square().sum()
-
-    model = Uneven()
-    optimizer = torch.optim.SGD([{"params": [model.steep]}, {"params": [model.flat]}][::order], lr=1.0)
-    auto = hdet.AutoLR(
-        optimizer, probe=hdet.Probe(model, lambda k: k, model=model), total_steps=800, scope="each"
-    )
-    records = []
-    for _ in range(800):
-        optimizer.zero_grad()
-        model().backward()
-        optimizer.step()
-        record = auto.step()
-        records += [record] if record else []
-    first = records[0].horizon[::order]
-    assert (first[0].why, first[1].why) == ("", "hardly moved")
-    second = records[1].horizon[::order]
-    assert math.isfinite(second[0].loss_mean), "the other is judged meanwhile"
-    assert model.steep.abs().max() < 0.1
-    assert model.flat.abs().max() < 0.5
-
-
-@pytest.mark.parametrize("kind", ["frozen", "without gradient"])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_group_that_cannot_move_is_no_obstacle(kind: str, first: bool) -> None:
-    idle, weight = nn.Parameter(torch.ones(3), requires_grad=kind != "frozen"), nn.Parameter(torch.ones(3))
-    model = nn.Module()
-    model.idle, model.weight = idle, weight
-    groups = [{"params": [idle]}, {"params": [weight]}]
-    optimizer = torch.optim.SGD(groups if first else groups[::-1], lr=1.0)
-    probe = hdet.Probe(lambda k: weight.square().sum(), lambda k: k, model=model)
-    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=400, scope="each")
-    for _ in range(400):
-        optimizer.zero_grad()
-        weight.square().sum().backward()
-        optimizer.step()
-        auto.step()
-        assert all(math.isfinite(lr) for lr in auto.get_last_lr())
-    assert weight.abs().max() < 1e-3
-    assert torch.equal(idle, torch.ones(3))
-
-
-def test_weights_that_never_move_are_an_error() -> None:
-    run = Training("sgd")
-
-    def train() -> None:
-        for _ in range(150):
-            run.optimizer.step()  # no backward
-            run.auto.step()
-
-    with pytest.raises(
-        RuntimeError, match=r"the weights must move, and did not.*does loss.backward\(\) reach"
-    ):
-        train()
-    assert max(run.auto.get_last_lr()) < 1e8
-
-
-def test_a_group_added_later_is_left_alone() -> None:
-    run = Training().run(30)
-    run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.125})
-    run.run(60)
-    assert run.optimizer.param_groups[2]["lr"] == 0.125
+def test_a_second_cooldown_comes_down_from_where_it_is() -> None:
+    model = network()
+    optimizer = AdamW(model.parameters())
+    auto = AutoLR(optimizer, probe=probe_of(model))
+    train(model, optimizer, auto, 100)
+    auto.cooldown(20)
+    train(model, optimizer, auto, 10)
+    before = optimizer.param_groups[0]["lr"]
+    auto.cooldown(20)
+    train(model, optimizer, auto, 1)
+    assert 0.9 * before < optimizer.param_groups[0]["lr"] < before
+    train(model, optimizer, auto, 19)
+    assert optimizer.param_groups[0]["lr"] == 0
 
 
 # ---------------------------------------------------------------------- loops of all kinds
@@ -764,125 +425,32 @@ def test_the_history_is_written(tmp_path: Any) -> None:
     assert decisions(read(path)) == decisions(run.records)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_bfloat16_weights(kind: str) -> None:
-    """At the first learning rate they do not move at all: it grows until they do. Means are float32."""
-    model = nn.Module()
-    model.weight = weight = nn.Parameter((1 + torch.arange(64) / 64).to(torch.bfloat16))
-    optimizer = OPTIMIZERS[kind]([weight], lr=1.0)
+def test_an_error_of_the_probe_that_is_caught_does_not_end_the_search() -> None:
+    model = network()
+    optimizer = AdamW(model.parameters())
+    calls = 0
 
-    def loss(samples: Tensor) -> Tensor:
-        return 0.5 * (weight.float() - samples).square().mean()
+    def loss(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError("a disk was away")
+        return squared(model, x)
 
-    probe = hdet.Probe(loss, lambda k: 0.1 * torch.randn(64), model=model)
-    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=300)
-    assert [t.dtype for t in auto._horizon._trail.mean.tensors] == [torch.float32]
-    draw = torch.Generator().manual_seed(0)
-    records = []
-    for _ in range(300):
+    auto = AutoLR(optimizer, total_steps=200, probe=Probe(loss, X[200:], model=model))
+    windows, failures = 0, 0
+    for i in range(200):
         optimizer.zero_grad()
-        loss(0.1 * torch.randn(64, generator=draw)).backward()
+        squared(model, X[i]).backward()
         optimizer.step()
-        record = auto.step()
-        records += [record] if record else []
-    assert [(r.horizon[0].why, r.horizon[0].speed) for r in records[:2]] == [("hardly moved", 0.0)] * 2
-    assert records[1].hyperparameters[0].base_after == pytest.approx(0.1)
-    reached = next(k for k, r in enumerate(records) if r.horizon[0].why != "hardly moved") + 3
-    assert 0.5 < records[reached].horizon[0].speed < 4, "brought to the speed of 2 that was asked for"
-    assert weight.dtype == torch.bfloat16
-    assert weight.abs().max() < 0.2
-
-
-def test_memory_is_what_is_said() -> None:
-    """Three copies of the weights, and with a snapshot one of weights, state and buffers."""
-    sizes = {}
-    for snapshot in ("off", "device"):
-        run = Training(snapshot=snapshot).run(15)
-        sizes[snapshot] = run.auto.extra_bytes()
-    weights = sum(p.numel() * 4 for p in run.model.parameters())
-    state = sum(t.numel() * t.element_size() for s in run.optimizer.state.values() for t in s.values())
-    buffers = sum(b.numel() * b.element_size() for b in run.model.buffers())
-    assert sizes["off"] == 3 * weights
-    assert sizes["device"] == 4 * weights + state + buffers
-
-
-# ---------------------------------------------------------------------- inside the drop-in
-
-
-def one_cycle(max_lr: float, **options: Any) -> tuple[nn.Module, list[hdet.SyncRecord]]:
-    model = TASK.build(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
-    probe = hdet.Probe(lambda batch: TASK.loss(model, batch), TASK.probe(0), model=model)
-    scheduler = hdet.OneCycleAutoLR(
-        optimizer, max_lr, total_steps=600, controller="horizon", probe=probe, **options
-    )
-    records, batches = [], TASK.batches(0)
-    for _ in range(600):
-        optimizer.zero_grad()
-        TASK.loss(model, next(batches)).backward()
-        optimizer.step()
-        record = scheduler.step()
-        records += [record] if record else []
-    return model, records
-
-
-def test_the_drop_in_finds_a_learning_rate() -> None:
-    initial = TASK.evaluate(TASK.build(0))
-    ends = {max_lr: one_cycle(max_lr) for max_lr in (1e-6, 10.0)}
-    for model, records in ends.values():
-        assert TASK.evaluate(model) < 0.02 * initial
-        assert max(r.hyperparameters[0].base_after for r in records) > 3e-3
-    low, high = (model.x for model, _ in ends.values())
-    torch.testing.assert_close(low, high, rtol=1e-2, atol=1e-3)  # max_lr is only a unit
-
-
-def test_a_drop_in_that_goes_on_measures_from_where_it_is() -> None:
-    """From a plain checkpoint at step 300: the first window is ten steps long, not 310."""
-    model = Halves()
-    optimizer = torch.optim.SGD([{"params": model.parameters(), "lr": 0.1}])
-    lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=600)
-    probe = hdet.Probe(model, lambda k: torch.randn(64, 20), model=model)
-    scheduler = hdet.OneCycleAutoLR(
-        optimizer, 0.1, total_steps=600, last_epoch=300, controller="horizon", probe=probe
-    )
-    start = torch.cat([p.detach().clone() for p in model.parameters()])
-    path = []
-    record = None
-    while record is None:
-        optimizer.zero_grad()
-        model(torch.zeros(1, 20)).backward()
-        optimizer.step()
-        path.append(torch.cat([p.detach().clone() for p in model.parameters()]))
-        record = scheduler.step()
-    length = len(path)
-    moved = (torch.stack(path).mean(0) - start).norm() / start.norm()
-    assert record.horizon[0].speed == pytest.approx(moved.item() * 600 / ((length + 1) / 2), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"controller": "horizon"},
-            r"controller='horizon' and probe= go together, got controller='horizon' and probe=None",
-        ),
-        ({"controller": "other"}, "controller must be 'softmax' or 'horizon', got 'other'"),
-    ],
-)
-def test_the_drop_in_needs_both(options: dict[str, Any], words: str) -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    with pytest.raises(ValueError, match=words):
-        hdet.OneCycleAutoLR(optimizer, 0.1, total_steps=100, **options)
-
-
-def test_the_drop_in_refuses_a_probe_without_its_controller() -> None:
-    model = Halves()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    probe = hdet.Probe(model, [torch.zeros(1, 20)], model=model)
-    with pytest.raises(
-        ValueError, match="controller='horizon' and probe= go together, got controller='softmax'"
-    ):
-        hdet.OneCycleAutoLR(optimizer, 0.1, total_steps=100, probe=probe)
+        try:
+            windows += auto.step() is not None
+        except OSError:
+            failures += 1
+    assert failures == 1
+    assert auto._found.steps == 200, "the schedule that was found holds every step"
+    assert windows >= 9
+    assert optimizer.param_groups[0]["lr"] == 0
 
 
 # ---------------------------------------------------------------------- bad input
@@ -949,9 +517,3 @@ def test_a_state_can_be_loaded_into_nothing_but_the_same_groups() -> None:
     auto = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
     with pytest.raises(ValueError, match=r"the state has 2 explored hyperparameters, this run 1"):
         auto.load_state_dict(Training().run(5).auto.state_dict())
-
-
-@pytest.fixture(autouse=True)
-def same_seed() -> None:
-    """Probes take their random state from the seed of the moment."""
-    torch.manual_seed(0)

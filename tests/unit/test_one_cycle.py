@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, lr_scheduler
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from hdet import OneCycleAutoLR
+from tests.unit.training import TASK, Halves, X, network, probe_of, squared, train
+
+pytestmark = pytest.mark.usefixtures("same_seed")
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -357,3 +361,100 @@ def test_the_authors_names_are_aliases_of_ours() -> None:
     assert sorted(theirs) == sorted(arguments[first : first + 9])
     for _, ours, argument in rows:
         assert argument in inspect.signature(getattr(hdet, ours)).parameters
+
+
+# ---------------------------------------------------------------------- inside the drop-in
+
+
+def one_cycle(max_lr: float, **options: Any) -> tuple[nn.Module, list[hdet.SyncRecord]]:
+    model = TASK.build(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    probe = hdet.Probe(lambda batch: TASK.loss(model, batch), TASK.probe(0), model=model)
+    scheduler = hdet.OneCycleAutoLR(
+        optimizer, max_lr, total_steps=600, controller="horizon", probe=probe, **options
+    )
+    records, batches = [], TASK.batches(0)
+    for _ in range(600):
+        optimizer.zero_grad()
+        TASK.loss(model, next(batches)).backward()
+        optimizer.step()
+        record = scheduler.step()
+        records += [record] if record else []
+    return model, records
+
+
+def test_the_drop_in_finds_a_learning_rate() -> None:
+    initial = TASK.evaluate(TASK.build(0))
+    ends = {max_lr: one_cycle(max_lr) for max_lr in (1e-6, 10.0)}
+    for model, records in ends.values():
+        assert TASK.evaluate(model) < 0.02 * initial
+        assert max(r.hyperparameters[0].base_after for r in records) > 3e-3
+    low, high = (model.x for model, _ in ends.values())
+    torch.testing.assert_close(low, high, rtol=1e-2, atol=1e-3)  # max_lr is only a unit
+
+
+def test_a_drop_in_that_goes_on_measures_from_where_it_is() -> None:
+    """From a plain checkpoint at step 300: the first window is ten steps long, not 310."""
+    model = Halves()
+    optimizer = torch.optim.SGD([{"params": model.parameters(), "lr": 0.1}])
+    lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=600)
+    probe = hdet.Probe(model, lambda k: torch.randn(64, 20), model=model)
+    scheduler = hdet.OneCycleAutoLR(
+        optimizer, 0.1, total_steps=600, last_epoch=300, controller="horizon", probe=probe
+    )
+    start = torch.cat([p.detach().clone() for p in model.parameters()])
+    path = []
+    record = None
+    while record is None:
+        optimizer.zero_grad()
+        model(torch.zeros(1, 20)).backward()
+        optimizer.step()
+        path.append(torch.cat([p.detach().clone() for p in model.parameters()]))
+        record = scheduler.step()
+    length = len(path)
+    moved = (torch.stack(path).mean(0) - start).norm() / start.norm()
+    assert record.horizon[0].speed == pytest.approx(moved.item() * 600 / ((length + 1) / 2), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"controller": "horizon"},
+            r"controller='horizon' and probe= go together, got controller='horizon' and probe=None",
+        ),
+        ({"controller": "other"}, "controller must be 'softmax' or 'horizon', got 'other'"),
+    ],
+)
+def test_the_drop_in_needs_both(options: dict[str, Any], words: str) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ValueError, match=words):
+        hdet.OneCycleAutoLR(optimizer, 0.1, total_steps=100, **options)
+
+
+def test_the_drop_in_refuses_a_probe_without_its_controller() -> None:
+    model = Halves()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = hdet.Probe(model, [torch.zeros(1, 20)], model=model)
+    with pytest.raises(
+        ValueError, match="controller='horizon' and probe= go together, got controller='softmax'"
+    ):
+        hdet.OneCycleAutoLR(optimizer, 0.1, total_steps=100, probe=probe)
+
+
+def test_a_state_without_a_horizon_begins_one() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    plain = OneCycleAutoLR(optimizer, 0.1, 200)
+    train(model, optimizer, plain, 50)
+    state = plain.state_dict()
+    optimizer = SGD(model.parameters(), 0.1)
+    auto = OneCycleAutoLR(optimizer, 0.1, 200, controller="horizon", probe=probe_of(model))
+    auto.load_state_dict(state)
+    records = []
+    for i in range(50):
+        optimizer.zero_grad()
+        squared(model, X[i]).backward()
+        optimizer.step()
+        records.append(auto.step())
+    assert any(records)

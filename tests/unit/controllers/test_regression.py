@@ -1,4 +1,4 @@
-"""The joint regression, what it makes of the losses, and the held-out losses that it is given."""
+"""The joint regression: its least squares, what it makes of the losses, and how far it moves and spreads."""
 
 from __future__ import annotations
 
@@ -12,28 +12,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
-import hdet
 from hdet.controllers import ControlState, RegressionState, SoftmaxController
 from hdet.controllers.regression import AxisState, RegressionController, fit
 from hdet.engine.design import levels, orthogonal, permuted
-from hdet.engine.fan_out import FanOut
-from hdet.hyperparameters import Axis
-from hdet.policies import Regression
-from hdet.policies.base import Seen
-from hdet.policies.held_out import HeldOut, judge
-from hdet.replicas import SoloReplica
-from hdet.schedules import Every
 from tests import reference
-from tests.fakes import bound
 
 Design = Callable[..., list[tuple[float, ...]]]
-Losses = Callable[[list[tuple[float, ...]]], list[float]]
 
 
 # ---------------------------------------------------------------------- least squares
@@ -507,98 +494,7 @@ def test_a_reach_of_one_keeps_the_spread(certainties: list[float]) -> None:
     assert set(spreads(controller, controller.start([0.3]), certainties)) == {0.3}
 
 
-# ---------------------------------------------------------------------- walking
-
-
-class Cell:
-    """A scalar that someone reads and writes."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def axis(self, name: str, spread: float, bounds: tuple[float, float]) -> Axis:
-        explored = hdet.Hyperparameter(
-            name, lambda: self.value, lambda v: setattr(self, "value", v), spread=spread, bounds=bounds
-        )
-        (axis,) = explored.bind(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-        return axis
-
-
-def walk(
-    axes: list[Axis],
-    loss: Losses,
-    rounds: int,
-    *,
-    controller: RegressionController | None = None,
-    seed: int = 0,
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Base values and spreads after every round; all replicas' values are checked against the bounds."""
-    steering = bound(Regression([], Every(1), controller or RegressionController()), axes)
-    bases, widths = [], []
-    for k in range(1, rounds + 1):
-        rows = orthogonal(8, [axis.name for axis in axes], seed=seed, round=k)
-        values = [axis.values(row) for axis, row in zip(axes, rows, strict=True)]
-        steered = steering.move(rows, tuple(loss(values)))
-        for record, axis, row in zip(steered.hyperparameters, axes, values, strict=True):
-            assert record.values == row
-            assert record.base_after == axis.base
-            assert math.isfinite(record.slope)
-            assert record.error > 0
-        bases.append([axis.base for axis in axes])
-        widths.append([axis.spread for axis in axes])
-    return bases, widths
-
-
-def bowl(rng: random.Random, noise: float) -> Losses:
-    def losses(values: list[tuple[float, ...]]) -> list[float]:
-        x, y = values
-        return [(a - 1) ** 2 + 0.5 * (b + 1) ** 2 + rng.gauss(0, noise) for a, b in zip(x, y, strict=True)]
-
-    return losses
-
-
-@pytest.mark.parametrize("start", [(-5.0, 5.0), (5.0, 5.0), (5.0, -5.0), (-5.0, -5.0)])
-def test_it_walks_down_a_noisy_bowl_from_any_side_and_settles(start: tuple[float, float]) -> None:
-    for seed in range(3):
-        cells = [Cell(value) for value in start]
-        axes = [cell.axis(name, 0.4, (-6.0, 6.0)) for cell, name in zip(cells, "xy", strict=True)]
-        bases, widths = walk(axes, bowl(random.Random(seed), 0.05), 80, seed=seed)
-        for h, optimum in enumerate((1.0, -1.0)):
-            late = [base[h] for base in bases[50:]]
-            assert statistics.fmean(late) == pytest.approx(optimum, abs=0.2)
-            assert max(abs(base - optimum) for base in late) < 1.0
-            assert widths[-1][h] < max(width[h] for width in widths)
-            assert widths[-1][h] <= 0.5 * 0.4
-
-
-def test_an_optimum_beyond_the_bounds_is_approached_as_far_as_they_allow() -> None:
-    rng = random.Random(8)
-    cell = Cell(0.5)
-    axis = cell.axis("x", 0.1, (0.0, 1.0))
-    everything: list[float] = []
-
-    def losses(values: list[tuple[float, ...]]) -> list[float]:
-        everything.extend(values[0])
-        return [3 * value + rng.gauss(0, 0.01) for value in values[0]]
-
-    bases, _ = walk([axis], losses, 40)
-    assert min(everything) == 0.0
-    assert max(everything) <= 1.0
-    assert bases[-1] == [0.0]
-
-
-def test_it_never_leaves_its_bounds_on_noise() -> None:
-    rng = random.Random(9)
-    cell = Cell(0.9)
-    axis = cell.axis("x", 0.2, (0.0, 1.0))
-
-    def losses(values: list[tuple[float, ...]]) -> list[float]:
-        assert all(0 <= value <= 1 for value in values[0])
-        return [rng.gauss(0, 1) for _ in values[0]]
-
-    bases, widths = walk([axis], losses, 200)
-    assert all(0 <= base <= 1 for (base,) in bases)
-    assert all(0.05 <= width <= 0.8 for (width,) in widths)
+# ---------------------------------------------------------------------- noise
 
 
 def test_pure_noise_passes_the_gate_as_often_as_it_must_and_carries_nobody_away() -> None:
@@ -626,41 +522,6 @@ def test_pure_noise_passes_the_gate_as_often_as_it_must_and_carries_nobody_away(
         assert statistics.stdev(ends) < 0.5 * widest * math.sqrt(60), "a random walk, not a march"
 
 
-def test_a_learning_rate_is_moved_as_a_factor_on_its_schedule() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    axes: list[Axis] = [*hdet.LearningRate(0.2).bind(optimizer)]
-    steering = bound(Regression([], Every(1), RegressionController()), axes)
-    (row,) = orthogonal(8, [axes[0].name], seed=0, round=1)
-    ripple = (0.1, -0.1) * 4
-    steered = steering.move([row], tuple(2 - z + e for z, e in zip(row, ripple, strict=True)))
-    (record,) = steered.hyperparameters
-    assert record.values == pytest.approx([0.1 * (1 + 0.2 * z) for z in row])
-    assert record.slope == pytest.approx(-2 / (math.log(1.2) - math.log(0.8)), rel=0.2)
-    assert record.delta == pytest.approx(0.2)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * math.exp(0.2))
-
-
-def test_who_was_not_heard_in_full_and_what_was_not_seen_stands_in_the_events() -> None:
-    axes = [Cell(0.0).axis("x", 0.4, (-6.0, 6.0)), Cell(0.0).axis("y", 0.4, (-6.0, 6.0))]
-    steering = bound(Regression([], Every(1), RegressionController()), axes)
-    rows = permuted(8, ["x", "y"], seed=0, round=0)  # Eq. 1 for both: they go together
-    steered = steering.move(rows, (1.0, math.nan, *map(float, range(6))))
-    assert any("replica 1 is heard, but not as loud: its loss is nan" in event for event in steered.events)
-    assert any("7 replicas do not tell 2 hyperparameters apart" in event for event in steered.events)
-    assert [axis.base for axis in axes] == [0.0, 0.0]
-
-
-def test_before_its_time_nothing_is_judged() -> None:
-    axes = [Cell(0.0).axis("x", 0.4, (-6.0, 6.0))]
-    steering = bound(Regression([], Every(1), RegressionController(), act_from=6), axes)
-    rows = orthogonal(8, ["x"], seed=0, round=1)
-    before = steering.state_dict()
-    steered = steering.decide(Seen(5, None, rows, tuple(rows[0]), ()))
-    assert steering.state_dict() == before
-    assert axes[0].base == 0.0
-    assert steered.hyperparameters[0].values == axes[0].values(rows[0])
-
-
 # ---------------------------------------------------------------------- state and arguments
 
 
@@ -684,31 +545,6 @@ def test_the_state_goes_through_a_checkpoint(rounds: int, k: int, seed: int) -> 
             two = controller.update(again, losses=losses, offsets=offsets)
             assert repr(one) == repr(two)
         state = one.state
-
-
-def test_a_resumed_steering_goes_on_as_the_unbroken_one() -> None:
-    def build() -> tuple[list[Axis], Regression]:
-        axes = [Cell(3.0).axis("x", 0.4, (-6.0, 6.0)), Cell(3.0).axis("y", 0.4, (-6.0, 6.0))]
-        return axes, bound(Regression([], Every(1), RegressionController()), axes)
-
-    def drive(axes: list[Axis], steering: Regression, first: int, last: int) -> list[Any]:
-        done = []
-        for k in range(first, last):
-            rows = orthogonal(8, ["x", "y"], seed=0, round=k)
-            values = [axis.values(row) for axis, row in zip(axes, rows, strict=True)]
-            done.append(steering.move(rows, tuple(bowl(random.Random(k), 0.1)(values))))
-        return done
-
-    axes, steering = build()
-    drive(axes, steering, 0, 10)
-    text = json.dumps([steering.state_dict(), [axis.state_dict() for axis in axes]])
-    unbroken = drive(axes, steering, 10, 20)
-    axes, steering = build()
-    state, bases = json.loads(text)
-    steering.load_state_dict(state)
-    for axis, saved in zip(axes, bases, strict=True):
-        axis.load_state_dict(saved)
-    assert repr(drive(axes, steering, 10, 20)) == repr(unbroken)
 
 
 @pytest.mark.parametrize(
@@ -741,153 +577,6 @@ def test_bad_input(options: dict[str, Any], words: str) -> None:
 def test_the_ends_of_what_is_allowed() -> None:
     RegressionController(memory=0, significance=0, full_step=1e-9, reach=1)
     RegressionController(memory=0.999, significance=2, full_step=2, reach=100)
-
-
-# ---------------------------------------------------------------------- held-out losses
-
-numbers = st.floats(-100, 100)
-
-
-@given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=8), numbers)
-def test_batches_of_different_difficulty_do_not_change_the_comparison(
-    replicas: list[tuple[float, float]], mean: float
-) -> None:
-    """By its first number a replica is worse than the mean model, by its second its batches are harder."""
-    alike, level = judge([(mean + worse, mean) for worse, _ in replicas])
-    apart, other = judge([(mean + worse + hard, mean + hard) for worse, hard in replicas])
-    for r in range(1, len(replicas)):
-        assert apart[r] - apart[0] == pytest.approx(replicas[r][0] - replicas[0][0], abs=1e-9)
-        assert alike[r] - alike[0] == pytest.approx(apart[r] - apart[0], abs=1e-9)
-    assert level == pytest.approx(mean, abs=1e-9)
-    assert other == pytest.approx(mean + statistics.fmean(hard for _, hard in replicas), abs=1e-9)
-
-
-@pytest.mark.parametrize("lost", [math.nan, math.inf])
-def test_a_replica_whose_probe_was_not_finite_has_no_say(lost: float) -> None:
-    judged, level = judge([(1.0, 2.0), (lost, 2.0), (3.0, 2.0), (4.0, math.nan)])
-    assert (judged[0], judged[2], level) == (1.0, 3.0, 2.0)
-    assert not math.isfinite(judged[1])
-    assert math.isnan(judged[3])
-    one_another, level = judge([(1.0, math.nan), (2.0, math.nan)])
-    assert one_another == (1.0, 2.0)
-    assert math.isnan(level)
-
-
-class Functional(nn.Module):
-    """Dropout as a function that never asks whether the model is training, and a temperature."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.layer = nn.Dropout(0.3)
-        self.drop_rate = 0.4
-        self.scale = 2.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layer(self.linear(F.dropout(x, self.drop_rate, training=True)))
-        return self.scale * logits
-
-
-class Set:
-    """One replica of four: a model, a criterion, what is explored of them, and a probe."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = Functional()
-        self.criterion = nn.CrossEntropyLoss(label_smoothing=0.2)
-        self.seen: list[tuple[float, ...]] = []
-        self.drawn: list[int] = []
-        self.poison = False
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1, weight_decay=0.1)
-        axes: list[Axis] = []
-        for item in (
-            hdet.Dropout(self.model, attribute="drop_rate"),
-            hdet.LabelSmoothing(self.criterion),
-            hdet.Temperature(self.model),
-        ):
-            axes += item.bind(optimizer)
-        self.fan_out = FanOut(axes, arms=4, arm=2, design="orthogonal", seed=3)
-        self.probe = hdet.Probe(self.loss, self.batch, model=self.model, per_sync=2)
-        self.held_out = HeldOut(self.probe, self.fan_out.silenced, SoloReplica())
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        return self.model.drop_rate, self.criterion.label_smoothing, self.model.scale
-
-    def batch(self, number: int) -> tuple[Tensor, Tensor]:
-        self.drawn.append(number)
-        generator = torch.Generator().manual_seed(number)
-        x = torch.randn(16, 4, generator=generator)
-        return x, torch.randint(3, (16,), generator=generator)
-
-    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        if self.poison:
-            raise KeyError("poison")
-        self.seen.append(self.values)
-        loss: Tensor = self.criterion(self.model(batch[0]), batch[1])
-        return loss
-
-    @torch.no_grad()
-    def plain(self, numbers: Sequence[int], scale: float) -> float:
-        """The loss by hand: no dropout, no smoothing, one temperature."""
-        found = []
-        for number in numbers:
-            x, y = self.batch(number)
-            self.drawn.pop()
-            found.append(float(F.cross_entropy(scale * self.model.linear(x), y)))
-        return statistics.fmean(found)
-
-
-def test_held_out_losses_are_measured_without_regularisers_at_the_replicas_own_temperature() -> None:
-    s = Set()
-    s.model.train()
-    for round in (1, 2):
-        s.fan_out.assign(round)
-        own = s.values
-        assert all(a != b for a, b in zip(own, (0.4, 0.2, 2.0), strict=True)), "it explores all three"
-        (at_own,) = s.held_out.at_own()
-        assert s.seen == [(0.0, 0.0, own[2])] * 2
-        assert s.values == own, "and trains on with its own"
-        fresh = [2 * round - 2, 2 * round - 1]
-        assert s.drawn == fresh
-        assert at_own == pytest.approx(s.plain(fresh, own[2]), rel=1e-5)
-        s.fan_out.stand_down()
-        with torch.no_grad():  # what the mean does
-            for parameter in s.model.parameters():
-                parameter.mul_(0.5)
-        (at_mean,) = s.held_out.at_mean()
-        assert s.seen[2:] == [(0.0, 0.0, 2.0)] * 2
-        assert s.drawn == fresh, "the same batches"
-        assert at_mean == pytest.approx(s.plain(fresh, 2.0), rel=1e-5)
-        assert s.values == (0.4, 0.2, 2.0)
-        assert s.model.training
-        s.seen.clear()
-        s.drawn.clear()
-
-
-def test_a_probe_that_raises_leaves_the_replicas_own_values() -> None:
-    s = Set()
-    s.fan_out.assign(1)
-    own = s.values
-    s.poison = True
-    with pytest.raises(KeyError):
-        s.held_out.at_own()
-    assert s.values == own
-    s.fan_out.stand_down()
-    with pytest.raises(KeyError):
-        s.held_out.at_mean()
-    assert s.values == (0.4, 0.2, 2.0)
-
-
-def test_one_batch_without_a_finite_loss_makes_the_replica_unknown() -> None:
-    model = nn.Linear(1, 1)
-    probe = hdet.Probe(
-        lambda batch: batch, [torch.tensor(1.0), torch.tensor(math.inf)], model=model, per_sync=2
-    )
-    fan_out = FanOut([], arms=2, arm=0, design="permutation", seed=0)
-    held_out = HeldOut(probe, fan_out.silenced, SoloReplica())
-    assert math.isnan(held_out.at_own()[0])
-    assert math.isnan(held_out.at_mean()[0])
 
 
 # ---------------------------------------------------------------------- interactions

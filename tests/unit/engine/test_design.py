@@ -1,16 +1,22 @@
-"""Eq. 1 and Eq. 9."""
+"""How levels are dealt: Eq. 1 and Eq. 9, and designs that tell hyperparameters apart."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD
 
+import hdet
 from hdet.engine.design import hadamard, levels, multipliers, orthogonal, permutation, permuted
+from tests.fakes import Alike
 
 
 @given(st.integers(1, 300), st.floats(0, 1, exclude_max=True))
@@ -106,3 +112,25 @@ def test_sizes_without_a_design_name_one_that_has(size: int) -> None:
 def test_too_many_hyperparameters_for_a_design() -> None:
     with pytest.raises(ValueError, match="at most 3 hyperparameters, got 4; explore fewer, or use more"):
         orthogonal(4, list("abcd"), seed=0, round=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "doubted"), [(5, 4, True), (3, 2, True), (5, 2, False), (8, 7, False)]
+)
+def test_too_few_replicas_for_permutations_are_doubted(
+    size: int, count: int, doubted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    places = [{"x": 0.5} for _ in range(count)]
+    explore = [
+        hdet.Hyperparameter(f"h{i}", lambda p=p: p["x"], lambda v, p=p: p.update(x=v), bounds=(0.0, 1.0))
+        for i, p in enumerate(places)
+    ]
+    with caplog.at_level(logging.WARNING, logger="hdet"):
+        hdet.Ensemble(
+            SGD([nn.Parameter(torch.zeros(1))], lr=1.0),
+            explore,
+            gradients="none",
+            controller=hdet.RegressionController(),
+            replicas=Alike(0, size),
+        )
+    assert any("apart poorly" in record.getMessage() for record in caplog.records) == doubted

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 import hdet
 from hdet.weights.snapshot import Snapshot
@@ -185,6 +186,20 @@ def test_a_resumed_run_can_go_back_to_where_the_unbroken_one_could(kind: str) ->
     snapshot.load_state_dict(kept)
     snapshot.restore()
     assert_same(everything(model, optimizer), then)
+
+
+def test_a_snapshot_follows_state_that_goes_and_changes_shape() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = SGD([weight], 0.1)
+    snapshot = Snapshot([weight], optimizer, nn.Module(), "device")
+    optimizer.state[weight] = {"gone": torch.ones(2), "grown": torch.ones(2)}
+    snapshot.take()
+    optimizer.state[weight] = {"grown": torch.full((3,), 2.0)}
+    snapshot.take()
+    optimizer.state[weight]["grown"].fill_(7)
+    snapshot.restore()
+    assert optimizer.state[weight].keys() == {"grown"}
+    assert optimizer.state[weight]["grown"].tolist() == [2, 2, 2]
 
 
 # ---------------------------------------------------------------------- in a run

@@ -1,27 +1,21 @@
-"""What more replicas buy, and what stacking them gains: plans, arithmetic, and one small run of each."""
+"""What more replicas buy: the plan, the arithmetic, the memory, and one small run."""
 
 from __future__ import annotations
 
-import io
 import json
 import random
-import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from rich.console import Console
 
 from hdet.bench.replicas import command as replicas
-from hdet.bench.replicas import runs as replicas_runs
 from hdet.bench.replicas.command import Plan, analyse, planned, tuned_lr
 from hdet.bench.replicas.runs import ARMS, Run
 from hdet.bench.rows import Row
-from hdet.bench.speed import stacked
+from tests.unit.bench.screen import shown
 
 PLAN = Plan(sizes=(2, 4), seeds=2, steps=40, exponents=(-4, -2))
 
@@ -199,26 +193,8 @@ def test_no_time_left_starts_no_run(monkeypatch: pytest.MonkeyPatch, in_this_pro
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[None]:
-    """The runs' own task, evaluated on less; in this process."""
-    whole = replicas_runs._workload("cpu")
-    less = replace(whole, held_out=whole.held_out[:1])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replicas_runs, "_workload", lambda device: less)
-        patch.setattr(replicas, "workers", lambda *_: ThreadPoolExecutor(1))
-        yield
-
-
-@pytest.fixture(scope="module")
 def result(small: None) -> dict[str, Any]:
     return replicas.run(quick=True, processes=1)
-
-
-def shown(view: Any) -> str:
-    """What a table of rich's looks like on a wide screen."""
-    printed = io.StringIO()
-    Console(width=400, file=printed).print(view)
-    return printed.getvalue()
 
 
 def test_a_quick_run_fills_every_cell(result: dict[str, Any]) -> None:
@@ -249,107 +225,3 @@ def test_table_and_markdown_show_the_same_cells(result: dict[str, Any]) -> None:
         cells = line.strip("| ").split(" | ")
         assert cells[:2] == [str(row["replicas"]), f"{row['tuned_loss']:.4f} @ {row['tuned_lr']:g}"]
         assert all(cell in printed for cell in cells)
-
-
-def test_a_run_is_the_same_again_and_another_with_another_seed(small: None) -> None:
-    run = Run("published", 2, 0.01, seed=0, steps=20)
-    row = replicas_runs.execute(run)
-    assert len(row["decisions"]) == 2
-    assert {len(decision) for decision in row["decisions"]} == {4}, "one for each group of parameters"
-    assert replicas_runs.execute(run) == row
-    assert replicas_runs.execute(replace(run, seed=1))["held_out"] != row["held_out"]
-    assert row["held_out"] < row["init"]
-
-
-def test_n_replicas_see_n_times_the_samples_and_no_seed_those_of_another() -> None:
-    def some(replicas: int, seed: int) -> torch.Tensor:
-        return next(replicas_runs._batches(Run("plain", replicas, 0.01, seed)))[0]
-
-    assert (len(some(2, 0)), len(some(4, 0))) == (32, 64)
-    assert torch.equal(some(4, 0)[:32], some(2, 0))
-    assert not torch.equal(some(2, 1), some(2, 0))
-
-
-def test_an_arm_that_there_is_not_is_an_error_and_no_result() -> None:
-    row = replicas_runs.execute(Run("tuned", 2, 0.01, 0))
-    assert "arm must be one of 'plain', 'published'" in row["error"]
-    assert "got 'tuned'" in row["error"]
-
-
-# ---------------------------------------------------------------------- stacked against processes
-
-
-def timed(way: str, replicas: int, gradients: str, per_second: float, model: str = "lm, 30 k") -> Row:
-    row = {"model": model, "way": way, "replicas": replicas, "gradients": f"{gradients} gradients"}
-    return {**row, "step_ms": 12.34, "step_ms_iqr": [12.1, 12.6], "samples_per_second": per_second}
-
-
-TIMED = [
-    timed("stacked", 2, "shared", 9000.0),
-    timed("stacked", 8, "shared", 3000.0),
-    timed("stacked", 8, "own", 4000.0),
-    timed("processes", 8, "shared", 500.0),
-    timed("processes", 8, "own", 2000.0),
-    timed("processes, MPS", 8, "own", 2500.0),
-    timed("stacked, measured again", 8, "shared", 5000.0),
-    timed("stacked, measured again", 8, "own", 6000.0),
-    timed("stacked", 8, "own", 70.0, model="lm, 800 k"),
-    timed("processes", 8, "own", 100.0, model="lm, 800 k"),
-]
-
-
-def test_like_is_compared_with_like_and_both_measurements_count() -> None:
-    assert stacked._ratios(TIMED, 8) == {
-        ("lm, 30 k", "processes", "shared gradients"): 8.0,
-        ("lm, 30 k", "processes", "own gradients"): 2.5,
-        ("lm, 30 k", "processes, MPS", "own gradients"): 2.0,
-        ("lm, 800 k", "processes", "own gradients"): 0.7,
-    }
-    assert stacked._ratios(TIMED, 2) == {}
-
-
-def test_the_table_of_stacked_replicas_shows_every_way_and_goal() -> None:
-    goals = {
-        "lm, 30 k: stacked at least 3 × processes, shared gradients": {"measured": 8.0, "met": True},
-        "lm, 30 k: stacked at least 3 × processes, own gradients": {"measured": 2.5, "met": False},
-    }
-    result: dict[str, Any] = {"goals": goals, "rows": TIMED}
-    text = stacked.markdown(result)
-    assert text.endswith(
-        "Throughput of stacked replicas over that of processes: lm, 30 k, processes, shared gradients: "
-        "**× 8.00**; lm, 30 k, processes, own gradients: **× 2.50**."
-    )
-    lines = text.splitlines()
-    assert "| lm, 30 k | 8 | shared gradients | processes | 12.3 ms (12.1–12.6) | 500 |" in lines
-    assert "| lm, 30 k | 2 | shared gradients | stacked | 12.3 ms (12.1–12.6) | 9,000 |" in lines
-    # Ways stand together that are to be compared.
-    assert [re.split(r" \| ", line)[3] for line in lines[7:10]] == [
-        "stacked",
-        "processes",
-        "stacked, measured again",
-    ]
-    view = stacked.table(result)
-    assert view.row_count == len(TIMED) + len(goals)
-    printed = shown(view)
-    assert re.findall(r"\b(?:met|missed)\b", printed) == ["met", "missed"]
-
-
-def test_a_quick_measurement_of_both_ways() -> None:
-    try:
-        result = stacked.run(quick=True)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    assert result["command"] == "hdet bench stacked --quick"
-    ways = [(row["way"], row["gradients"]) for row in result["rows"]]
-    assert len(ways) == len(set(ways)) == 3 * 2
-    for row in result["rows"]:
-        assert row["replicas"] == 2
-        low, high = row["step_ms_iqr"]
-        assert 0 < low <= row["step_ms"] <= high
-        # Eight samples a replica.
-        assert row["samples_per_second"] == pytest.approx(2 * 8 * 1e3 / row["step_ms"], rel=1e-3)
-    goals = list(result["goals"].values())
-    ratios = list(stacked._ratios(result["rows"], 2).values())
-    assert [goal["measured"] for goal in goals] == [pytest.approx(ratio, rel=2e-3) for ratio in ratios]
-    assert [goal["met"] for goal in goals] == [goal["measured"] >= 3 for goal in goals]
-    json.dumps(result, allow_nan=False)

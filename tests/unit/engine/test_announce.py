@@ -1,0 +1,52 @@
+"""What is said once, and a history that cannot be written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from tests.fakes import Faster
+
+
+def test_a_doubt_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Alike(Faster):
+        rank = 0
+
+        def gather(self, row: Any) -> list[list[float]]:
+            return [list(row), list(row)]
+
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=1, replicas=Alike())
+    for _ in range(6):
+        weight.grad = torch.rand(4)
+        optimizer.step()
+        record = ensemble.step(1.0)
+        assert record is not None
+        assert any("undoes the fan-out" in event for event in record.events)
+    assert sum("undoes the fan-out" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_an_unwritable_history_is_refused_at_once(tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(OSError, match="history must be a file that can be written"):
+        hdet.Ensemble(optimizer, history=tmp_path / "file" / "history.jsonl")
+
+
+def test_a_history_that_cannot_be_written_later_does_not_stop_training(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "history.jsonl"
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=1, history=path)
+    path.unlink()
+    path.mkdir()
+    for _ in range(3):
+        optimizer.step()
+        assert ensemble.step() is not None
+    assert sum("history could not be written" in r.getMessage() for r in caplog.records) == 1

@@ -1,0 +1,170 @@
+"""The cycle and the one protocol it knows, by a policy of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from hdet.engine.cycle import Cycle
+from hdet.policies import Fixed, Policy
+from hdet.policies.base import Decided, Seen
+from hdet.schedules import Every
+from tests.fakes import Alike
+
+
+class Scribe(Policy):
+    """Moves nothing, asks for a sync every ``every`` steps, and writes down what it is asked."""
+
+    kind = "scribe"
+    follows_weights = True
+
+    def __init__(self, name: str, every: int, said: list[str], *, back: bool = False) -> None:
+        super().__init__([])
+        self.name, self.every, self.said, self.back = name, every, said, back
+        self.fails = False
+
+    def say(self, what: str) -> None:
+        self.said.append(f"{self.name} {what}")
+
+    def start(self, step: int) -> None:
+        self.window_end = step + self.every
+
+    def judges(self, step: int) -> bool:
+        return self.window_end is not None and step >= self.window_end
+
+    def before_step(self) -> None:
+        self.say("before")
+
+    def after_step(self) -> None:
+        self.say("after")
+
+    def at_own(self) -> tuple[float]:
+        self.say("own")
+        if self.fails:
+            raise KeyError(self.name)
+        return (1.0,)
+
+    def at_mean(self) -> tuple[float, float]:
+        self.say("mean")
+        return 2.0, 3.0
+
+    def decide(self, seen: Seen) -> Decided:
+        self.say(f"decides {list(map(list, seen.rows))}")
+        self.start(seen.step)
+        return Decided((), went_back=self.back)
+
+    def observe(self, levels: Any) -> Decided:
+        self.say("observes")
+        return super().observe(levels)
+
+    def missed(self, step: int) -> None:
+        self.say(f"missed {step}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"end": self.window_end}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.window_end = state["end"]
+
+
+def build(*policies: Policy, total_steps: int | None = None) -> tuple[Any, Cycle]:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    cycle = Cycle(optimizer, policies, Alike(), total_steps=total_steps)
+
+    def step() -> hdet.SyncRecord | None:
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        return cycle.step()
+
+    return step, cycle
+
+
+def test_a_policy_is_asked_in_this_order() -> None:
+    said: list[str] = []
+    step, _ = build(Scribe("a", 2, said))
+    assert step() is None
+    assert said == ["a before", "a after"]
+    said.clear()
+    record = step()
+    assert record is not None
+    assert said == ["a before", "a after", "a own", "a mean", "a decides [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]"]
+
+
+def test_a_sync_is_due_when_the_first_window_ends_and_the_others_only_observe() -> None:
+    said: list[str] = []
+    step, _ = build(Scribe("a", 3, said), Scribe("b", 2, said))
+    syncs = [record.step for _ in range(6) if (record := step())]
+    assert syncs == [2, 3, 4, 6]
+    spoken = [line.split()[1] for line in said if line.startswith("a ")]
+    assert spoken == [
+        *("before", "after") * 2,
+        *("observes", "before", "after", "own", "mean", "decides", "before", "after", "observes"),
+        *("before", "after") * 2,
+        *("own", "mean", "decides"),
+    ]
+
+
+def test_who_comes_after_one_that_went_back_does_not_decide() -> None:
+    said: list[str] = []
+    step, _ = build(Scribe("a", 2, said, back=True), Scribe("b", 2, said))
+    step(), step()
+    assert [line for line in said if "decides" in line or "missed" in line or "observes" in line] == [
+        "a decides [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]",
+        "b observes",
+        "b missed 2",
+    ]
+
+
+def test_a_sync_that_failed_is_tried_again_or_given_up_as_the_policy_likes() -> None:
+    """A window that stays open is tried again at the next step, a comparison waits for its next round."""
+    said: list[str] = []
+    scribe = Scribe("a", 2, said)
+    step, cycle = build(scribe)
+    step()
+    scribe.fails = True
+    with pytest.raises(KeyError):
+        step()
+    scribe.fails = False
+    assert cycle.steps == 2
+    assert "a missed 2" in said
+    record = step()
+    assert record is not None
+    assert record.step == 3
+
+    clock = Every(4)
+    fixed = Fixed([hdet.LearningRate(spread=0.5)], clock)
+    build(fixed)
+    fixed.missed(8)
+    assert fixed.window_end == 12
+
+
+def test_a_policy_that_stopped_asks_for_nothing_and_explores_nothing() -> None:
+    said: list[str] = []
+    step, cycle = build(Scribe("a", 2, said), Fixed([hdet.LearningRate(spread=0.5)], Every(3)))
+    assert cycle.replica_lrs != [0.1]
+    cycle.end_search()
+    assert cycle.replica_lrs == [0.1]
+    assert [step() for _ in range(6)] == [None] * 6
+
+
+def test_a_state_goes_on_where_it_was() -> None:
+    step, cycle = build(Scribe("a", 5, []))
+    step(), step()
+    saved = cycle.state_dict()
+    assert saved["policies"] == [{"kind": "scribe", "end": 5}]
+    step, cycle = build(Scribe("a", 7, []))
+    cycle.load_state_dict(saved)
+    assert [record.step for _ in range(4) if (record := step())] == [5]
+
+
+def test_no_step_beyond_the_last() -> None:
+    step, _ = build(Scribe("a", 2, []), total_steps=3)
+    step(), step(), step()
+    with pytest.raises(ValueError, match=r"Cycle.step: step 4 is beyond total_steps=3"):
+        step()

@@ -1,0 +1,42 @@
+"""What a run saves, and what it takes from earlier versions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from hdet.engine.state import of_policies
+
+
+def test_state_of_other_groups_is_refused() -> None:
+    def build(groups: int) -> hdet.Ensemble:
+        parameters = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(groups)]
+        return hdet.Ensemble(torch.optim.SGD(parameters, lr=0.1))
+
+    with pytest.raises(ValueError, match=r"the state has 2 explored.*this run 1"):
+        build(1).load_state_dict(build(2).state_dict())
+
+
+def test_each_policy_finds_its_own_whatever_the_order() -> None:
+    saved = {"policies": [{"kind": "horizon", "n": 1}, {"kind": "vote", "n": 2}, {"kind": "vote", "n": 3}]}
+    assert dict(of_policies(saved, ["vote", "vote", "horizon"])) == {
+        0: {"kind": "vote", "n": 2},
+        1: {"kind": "vote", "n": 3},
+        2: {"kind": "horizon", "n": 1},
+    }
+
+
+def test_a_policy_that_saved_nothing_begins_anew() -> None:
+    saved = {"policies": [{"kind": "vote", "n": 2}]}
+    assert dict(of_policies(saved, ["regression", "vote"])) == {0: None, 1: {"kind": "vote", "n": 2}}
+
+
+def test_a_state_of_before_policies_is_taken() -> None:
+    """It had what the one policy remembered at its top, and a horizon's beside it."""
+    saved = {"states": [(1.0, 0.0)], "joint": [[0.5, 0.0]], "probe": {"drawn": 3}, "horizon": {"began": 7}}
+    found = dict(of_policies(saved, ["vote", "regression", "horizon"]))
+    assert found[0] == {"kind": "vote", "states": [(1.0, 0.0)], "probe": {"drawn": 3}}
+    assert found[1] == {"kind": "regression", "joint": [[0.5, 0.0]], "probe": {"drawn": 3}}
+    assert found[2] == {"kind": "horizon", "began": 7}
