@@ -70,7 +70,7 @@ def resumed(rank: int, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("recorded", parsed((HERE / "regret.jsonl").read_text(encoding="utf-8").splitlines()))
 def test_a_run_of_the_regret_ends_where_it_ended(recorded: dict[str, Any]) -> None:
-    arms.prepare("cpu")
+    torch.set_num_threads(1)
     row = arms.execute(run_of({"scale": "cpu", "device": "cpu", "steps": None, **recorded}))
     found = {name: row[name] for name in ("held_out", "train", "reached")}
     kept = {name: recorded[name] for name in found}
