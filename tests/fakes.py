@@ -53,5 +53,5 @@ P = TypeVar("P", bound=Policy)
 def bound(policy: P, axes: Sequence[Axis]) -> P:
     """A policy with its hyperparameters, in a process by itself."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    policy.bind(axes, Context("test", optimizer, SoloReplica(), True, tuple, nullcontext))
+    policy.bind(axes, Context("test", optimizer, SoloReplica(), None, True, tuple, nullcontext))
     return policy

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hdet.auto_lr import AutoLR
+    from hdet.best_mean import BestMean
     from hdet.controllers import HorizonController, RegressionController, SoftmaxController
     from hdet.ensemble import Ensemble
     from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 #: Where each public name lives; the imports above tell type checkers the same.
 _HOMES = {
     "AutoLR": "auto_lr",
+    "BestMean": "best_mean",
     "HorizonController": "controllers",
     "RegressionController": "controllers",
     "SoftmaxController": "controllers",
@@ -60,6 +62,7 @@ _HOMES = {
 __all__ = [
     "Arms",
     "AutoLR",
+    "BestMean",
     "Betas",
     "Dropout",
     "Ensemble",

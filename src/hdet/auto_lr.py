@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hdet.best import Handed
 from hdet.controllers import HorizonController
 from hdet.engine.agreement import check_optimizer, check_sync_every, check_together
 from hdet.engine.cycle import Cycle
@@ -58,6 +60,9 @@ class AutoLR:
         scope: ``"together"`` moves all parameter groups by one factor, ``"each"`` every one by its own.
         spread: above 0, replicas diverge by this much and each is probed at its own points (a real fan-out).
         snapshot: where the way back from a relapse is kept: ``"device"``, ``"host"`` (pinned) or ``"off"``.
+        keep: where the best weights seen are kept, for :meth:`finish_`: likewise.
+        patience: windows (each a fifth longer than the one before) without an improvement beyond the error,
+            after which it comes down and ends, whatever is left of ``total_steps``; None never does.
         process_group: the replicas; the default group if None, and this process alone without one.
         seed: of the reassignments under a spread.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
@@ -74,8 +79,8 @@ class AutoLR:
     ...     optimizer.step()
     ...     optimizer.zero_grad()
     ...     record = auto.step()
-    >>> auto.get_last_lr(), record.horizon if record else None
-    ([0.0], None)
+    >>> auto.finished, auto.get_last_lr(), auto.finish_().kind
+    (True, [0.0], 'end')
     """
 
     def __init__(
@@ -90,6 +95,8 @@ class AutoLR:
         scope: Literal["together", "each"] = "together",
         spread: float = 0.0,
         snapshot: Where = "device",
+        keep: Where = "device",
+        patience: int | None = 5,
         process_group: ProcessGroup | None = None,
         seed: int = 0,
         history: str | PathLike[str] | None = None,
@@ -123,7 +130,12 @@ class AutoLR:
             Windows(last=last) if sync_every is None else Windows(first=sync_every, share=0.0, last=last),
             scope=scope,
             snapshot=snapshot,
+            keep=keep,
+            patience=patience,
         )
+        self._replicas = replicas
+        self._budget = total_steps
+        self._handed: Handed | None = None
         self._optimizer = optimizer
         self._cycle = Cycle(
             optimizer,
@@ -138,7 +150,7 @@ class AutoLR:
         )
         self._groups = len(optimizer.param_groups)
         self._found = FoundSchedule(self._groups)
-        self._said_late_group = False
+        self._said_late_group = self._said_finished = False
         self._plain = not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
@@ -149,11 +161,65 @@ class AutoLR:
         """
         before = self._cycle.steps
         used = self.get_last_lr() if self._plain else []
+        if self.finished and self.steps != self._budget:
+            self._say_finished()
+            return None
         try:
-            return self._cycle.step(loss)
+            record = self._cycle.step(loss)
+            return record if record is None else self._come_down(record)
         finally:  # a step counts although the probe that followed it raised
             if self._plain and self._cycle.steps > before:
                 self._note(used)
+
+    def _come_down(self, record: SyncRecord) -> SyncRecord:
+        """Where nothing improves any more, the run comes down, over a third of the steps so far."""
+        if not self._horizon.stalled or not isinstance(self._shape, WarmStableDecay):
+            return record
+        left = math.inf if self._budget is None else self._budget - self.steps
+        steps = int(min(max(_LEAST_STEPS // 4, self.steps // 3), left))
+        if steps < 1 or self._shape(self.steps) < 1:
+            return record
+        at = self._horizon.keeper.choice.improved_at
+        logger.warning(
+            "AutoLR: step %d: the probe's loss has not improved beyond its error since step %d: training "
+            "comes down and ends at step %d",
+            self.steps,
+            at,
+            self.steps + steps,
+        )
+        self.cooldown(steps)
+        said = f"nothing has improved since step {at}: the run comes down until step {self.steps + steps}"
+        return replace(record, events=(*record.events, said))
+
+    def _say_finished(self) -> None:
+        if not self._said_finished:
+            self._said_finished = True
+            logger.warning(
+                "AutoLR.step: training has ended at step %d: the learning rate is zero, and further steps "
+                "change nothing; stop where auto.finished, then call auto.finish_()",
+                self.steps,
+            )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: at ``total_steps``, after a cooldown, or because nothing improved."""
+        return self._shape is not None and self.steps == self._shape.total_steps
+
+    @property
+    def best(self) -> Handed | None:
+        """The best weights seen so far by the probe; with an honest estimate once they were handed over."""
+        return self._handed or self._horizon.keeper.best
+
+    def finish_(self) -> Handed | None:
+        """Let the model hold the best weights that were seen, and say what they are worth.
+
+        The decayed end, or an earlier window's mean where the probe finds that clearly better. Every rank
+        calls it, when training is over. None if nothing was measured: the model stays as it is.
+        """
+        best = self._horizon.keeper.best
+        standing = best is not None and best.kind == "end" and best.step == self.steps
+        self._handed = self._horizon.keeper.hand_over_(standing=standing)
+        return self._handed
 
     def _note(self, used: list[float]) -> None:
         self._found.add(used[: self._groups])

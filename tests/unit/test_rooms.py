@@ -27,13 +27,23 @@ MAY_IMPORT = {
     "replicas": set(),
     "schedules": set(),
     "weights": {"replicas"},
-    "policies": {"history", "controllers", "hyperparameters", "probes", "replicas", "schedules", "weights"},
+    "best": {"controllers", "probes", "replicas", "weights"},
+    "policies": {
+        "best",
+        "history",
+        "controllers",
+        "hyperparameters",
+        "probes",
+        "replicas",
+        "schedules",
+        "weights",
+    },
     "engine": {
-        *{"history", "controllers", "hyperparameters", "policies", "probes"},
+        *{"best", "history", "controllers", "hyperparameters", "policies", "probes"},
         *{"replicas", "schedules", "weights"},
     },
 }
-DOORS = {"__init__", "auto_lr", "ensemble", "history", "one_cycle", "warm_start"}
+DOORS = {"__init__", "auto_lr", "best_mean", "ensemble", "history", "one_cycle", "warm_start"}
 LEAVES = {"__main__", "bench", "cli", "demos"}
 
 #: Files that know no torch: an equation is read and tested without it.
@@ -199,6 +209,7 @@ def test_public_names() -> None:
     assert sorted(hdet.__all__) == [
         "Arms",
         "AutoLR",
+        "BestMean",
         "Betas",
         "Dropout",
         "Ensemble",

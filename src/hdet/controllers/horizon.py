@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hdet.controllers.choice import mean_of, standard_error
+
 __all__ = ["HorizonController", "HorizonDecision", "HorizonState", "Window"]
 
 Action = Literal["scale", "up", "down", "hold", "back"]
@@ -36,6 +38,10 @@ _BLIND_STEP = math.log(100.0)
 #: So often the learning rate is raised for weights that do not move; then they are taken to have no gradient.
 _MAX_BLIND = 6
 _BACK = math.log(1 / 3)
+#: Weights that move so many times as far as a unit of learning rate has moved them so far were thrown.
+_THROWN = 2.0
+#: How close to a value that exploded the factor may grow, and how that value grows with time, as t to this.
+_BELOW_CEILING, _CEILING_GROWTH = 0.5, 0.5
 #: Without an end in sight the run is taken to be at this share of its length.
 _OPEN_ENDED_SHARE = 0.15
 
@@ -50,8 +56,10 @@ class Window:
         total_steps: S, or None while nobody knows.
         displacement: ‖m − p‖ / ‖p‖.
         apart: steps between the middles of this window and the one before.
-        previous, mean, end: the loss of each probe batch at p, m and e; not read in the first window, and
-            empty there unless others than these weights were compared.
+        previous, mean: the loss of each probe batch at p and m; not read in the first window, and empty there
+            unless others than these weights were compared.
+        end: the loss at e, of the same batches, or of those that ``mean_there`` has the loss at m of.
+        best: the loss at the best m so far, on the batches of ``mean``; p's where it is not known.
         rise: how much the schedule itself rose over the window, as a logarithm.
     """
 
@@ -63,6 +71,8 @@ class Window:
     previous: Sequence[float] = ()
     mean: Sequence[float] = ()
     end: Sequence[float] = ()
+    mean_there: Sequence[float] = ()
+    best: Sequence[float] = ()
     rise: float = 0.0
 
     @property
@@ -78,7 +88,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class HorizonState:
-    """What is remembered between two windows. ``value`` is the factor on the schedule."""
+    """What is remembered between two windows.
+
+    ``value`` is the factor on the schedule; ``pace`` the speed that a unit of it gave the weights so far;
+    ``ceiling`` a value that they exploded at. ``first_loss`` is where the judged windows began."""
 
     value: float
     windows: int = 0
@@ -89,6 +102,8 @@ class HorizonState:
     backs: int = 0
     total_backs: int = 0
     blind: int = 0
+    pace: float | None = None
+    ceiling: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +129,8 @@ class HorizonController:
         v* = speed / √(t/S),    c = tolerance · v*/v,
         Δ log η = growth · log(t′/t) · clip((c − lag)/c, −1, 1),
 
-    an increase being held back where v would pass ``top_speed``, where the schedule rises by itself, and
-    where progress has come to a standstill.
+    an increase being held back where v would pass ``top_speed`` or a value that exploded, where the schedule
+    rises by itself, and where progress, beyond the best so far, is not larger than its error.
 
     Args:
         tolerance: the lag, in windows, that weights travelling at v* may have.
@@ -125,9 +140,9 @@ class HorizonController:
         top_speed: v beyond which the learning rate does not grow: a trust region.
         memory: weight of the windows before in the pooled gap and progress, in [0, 1).
         significance: a difference of gap from c·progress below this many standard errors moves nothing.
-        relapse: a loss at m above that at p by this share of the improvement so far, and by more than three
-            standard errors and the noise of the window's start explain, is a relapse: go back.
-        standstill: progress below this share of the improvement so far counts as none.
+        relapse: a loss at m above that at p by more than three standard errors and the noise of the window's
+            start explain is a relapse, and leads back, if the weights were thrown (moved much further than
+            before) or if it is this share of the improvement since the search began.
 
     >>> controller = HorizonController()
     >>> state = HorizonState(1e-3, windows=9, first_loss=4.0)
@@ -146,7 +161,6 @@ class HorizonController:
     memory: float = 0.5
     significance: float = 1.0
     relapse: float = 0.05
-    standstill: float = 0.003
 
     def __post_init__(self) -> None:
         for name in ("tolerance", "growth", "start_speed", "speed", "top_speed"):
@@ -155,7 +169,7 @@ class HorizonController:
                 raise ValueError(f"HorizonController: {name} must be a finite number > 0, got {value!r}")
         if not (_is_number(self.memory) and 0 <= self.memory < 1):
             raise ValueError(f"HorizonController: memory must be in [0, 1), got {self.memory!r}")
-        for name in ("significance", "relapse", "standstill"):
+        for name in ("significance", "relapse"):
             value = getattr(self, name)
             if not (_is_number(value) and math.isfinite(value) and value >= 0):
                 raise ValueError(f"HorizonController: {name} must be a finite number >= 0, got {value!r}")
@@ -165,24 +179,25 @@ class HorizonController:
         speed = window.speed
         if not window.mean or state.windows == 0:
             return self._scale_blindly(state, window)
-        gap, progress = _differences(window)
-        first = state.first_loss if state.first_loss is not None else _mean(window.previous)
-        state = replace(state, windows=state.windows + 1, first_loss=first)
-        if self._relapsed(state, window, progress):
-            return self._back(state, speed, _BACK, _mean(gap), _mean(progress))
-        state = replace(state, last_gap=_mean(gap), backs=0)
+        gap, progress = _gap(window), _progress(window)
+        state = replace(state, windows=state.windows + 1)
+        if self._relapsed(state, window):
+            return self._back(state, speed, _BACK, mean_of(gap), mean_of(progress))
+        pace = self._pool(state.pace, speed / state.value)
+        state = replace(state, last_gap=mean_of(gap), backs=0, pace=pace)
         if state.windows <= _SCALING_WINDOWS:
-            return self._scale(state, speed, _mean(gap), _mean(progress))
+            return self._scale(state, speed, mean_of(gap), mean_of(progress))
 
-        pooled_gap = self._pool(state.gap, _mean(gap))
-        pooled_progress = self._pool(state.progress, _mean(progress))
-        state = replace(state, gap=pooled_gap, progress=pooled_progress)
-        improvement = max(first - _mean(window.mean), 0.0)
-        least = self.standstill * improvement
+        pooled_gap = self._pool(state.gap, mean_of(gap))
+        pooled_progress = self._pool(state.progress, mean_of(progress))
+        first = state.first_loss if state.first_loss is not None else mean_of(window.previous)
+        state = replace(state, gap=pooled_gap, progress=pooled_progress, first_loss=first)
+        # Progress that is not larger than its error counts as none, whatever the loss is.
+        least = self.significance * standard_error(progress)
         tolerated = self.tolerance * self.speed / math.sqrt(window.share) / max(speed, 1e-12)
         lag = _ratio(pooled_gap, max(pooled_progress, least))
         seen = HorizonDecision(state, "hold", speed, pooled_gap, pooled_progress, lag, tolerated)
-        if not self._is_significant(gap, progress, tolerated):
+        if not self._is_significant(window, tolerated):
             return replace(seen, why="not significant")
         limit = self.growth * math.log(window.next_step / window.step)
         change = limit * min(max((tolerated - lag) / tolerated, -1.0), 1.0)
@@ -190,8 +205,23 @@ class HorizonController:
             if pooled_progress <= least:
                 return replace(seen, why="no progress")
             room = math.log(self.top_speed / max(speed, 1e-12))
+            if state.ceiling is not None:
+                # Every window that makes progress below it is evidence that it may have been an accident.
+                ceiling = state.ceiling * (window.next_step / window.step) ** _CEILING_GROWTH
+                seen = replace(seen, state=replace(state, ceiling=ceiling))
+                room = min(room, math.log(_BELOW_CEILING * ceiling / state.value))
             change = max(0.0, min(change, room, limit - max(window.rise, 0.0)))
         return _moved(seen, change)
+
+    def descend(self, state: HorizonState, window: Window) -> HorizonDecision:
+        """One window of the descent: the factor stays, unless the window leads back."""
+        gap, progress = _gap(window), _progress(window)
+        if self._relapsed(state, window):
+            return self._back(state, window.speed, _BACK, mean_of(gap), mean_of(progress))
+        state = replace(state, last_gap=mean_of(gap), backs=0)
+        return HorizonDecision(
+            state, "hold", window.speed, mean_of(gap), mean_of(progress), why="the schedule comes down"
+        )
 
     def _scale_blindly(self, state: HorizonState, window: Window) -> HorizonDecision:
         """The first window runs at next to nothing: it tells how far a unit of learning rate carries."""
@@ -226,9 +256,11 @@ class HorizonController:
         gap: float = math.nan,
         progress: float = math.nan,
     ) -> HorizonDecision:
+        ceiling = state.value if state.ceiling is None else min(state.ceiling, state.value)
         state = replace(
             state,
             value=state.value * math.exp(change),
+            ceiling=ceiling,
             gap=None,
             progress=None,
             backs=state.backs + 1,
@@ -236,29 +268,41 @@ class HorizonController:
         )
         return HorizonDecision(state, "back", speed, gap, progress, why="the loss rose along the window")
 
-    def _relapsed(self, state: HorizonState, window: Window, progress: Sequence[float]) -> bool:
-        """Not finite, or L(m) above L(p) by more than noise: that of the probe, and that of the start."""
+    def _relapsed(self, state: HorizonState, window: Window) -> bool:
+        """Not finite, or L(m) above L(p) by more than noise explains: that of the probe, and of the start.
+
+        A loss that rises while the weights travel as before is no explosion: the data are used up, say, and
+        going back would not mend it.
+        """
         # Weights that no probe batch uses may have blown up although every loss is finite.
         if not all(map(math.isfinite, (window.speed, *window.mean, *window.end))):
             return True
-        first = state.first_loss or 0.0
-        improvement = max(first - _mean(window.previous), 0.05 * abs(first))
+        rises = [m - p for m, p in zip(window.mean, window.previous, strict=True)]
         start = max(state.last_gap, 0.0)
+        gained = 0.0 if state.first_loss is None else max(state.first_loss - mean_of(window.previous), 0.0)
         # In an explosion two batches differ by more than three of their standard errors explain; but where
         # all of them lost more than everything gained so far, no noise of the probe is to blame.
-        if -max(progress) > improvement + start:
+        if state.first_loss is not None and min(rises) > gained + start:
             return True
-        return not -_mean(progress) <= self.relapse * improvement + 3 * _standard_error(progress) + start
+        rise = mean_of(rises) - 3 * standard_error(rises) - start
+        if not rise > 0:
+            return False
+        thrown = state.pace is not None and window.speed / state.value > _THROWN * state.pace
+        return state.first_loss is None or thrown or rise > self.relapse * gained
 
     def _pool(self, before: float | None, now: float) -> float:
         return now if before is None else self.memory * before + (1 - self.memory) * now
 
-    def _is_significant(self, gap: Sequence[float], progress: Sequence[float], tolerated: float) -> bool:
+    def _is_significant(self, window: Window, tolerated: float) -> bool:
         """Three paired batches at least make a standard error; with fewer every difference counts."""
-        if len(gap) < 3:
+        gap, progress = _gap(window), _progress(window)
+        if len(progress) < 3:
             return True
+        if len(gap) != len(progress):
+            excess_mean = mean_of(gap) - tolerated * mean_of(progress)
+            return abs(excess_mean) >= self.significance * tolerated * standard_error(progress)
         excess = [g - tolerated * p for g, p in zip(gap, progress, strict=True)]
-        return abs(_mean(excess)) >= self.significance * _standard_error(excess)
+        return abs(mean_of(excess)) >= self.significance * standard_error(excess)
 
 
 def _moved(seen: HorizonDecision, change: float) -> HorizonDecision:
@@ -267,31 +311,20 @@ def _moved(seen: HorizonDecision, change: float) -> HorizonDecision:
     return replace(seen, state=state, action=action)
 
 
-def _differences(window: Window) -> tuple[list[float], list[float]]:
-    """Gap and progress, batch by batch: the same samples at all points, so most of their noise cancels."""
-    gap = [e - m for e, m in zip(window.end, window.mean, strict=True)]
-    progress = [p - m for p, m in zip(window.previous, window.mean, strict=True)]
-    return gap, progress
+def _gap(window: Window) -> list[float]:
+    """Batch by batch: the same samples at both points, so most of their noise cancels."""
+    return [e - m for e, m in zip(window.end, window.mean_there or window.mean, strict=True)]
+
+
+def _progress(window: Window) -> list[float]:
+    """Beyond the best so far: what a recovery wins back is none."""
+    return [b - m for b, m in zip(window.best or window.previous, window.mean, strict=True)]
 
 
 def _ratio(gap: float, progress: float) -> float:
     if progress > 0:
         return gap / progress
     return math.inf if gap > 0 else 0.0
-
-
-def _mean(values: Sequence[float]) -> float:
-    if not all(map(math.isfinite, values)):
-        return math.nan  # fsum refuses infinities of both signs
-    return math.fsum(values) / len(values)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    # hypot scales before it squares: the losses of an explosion have no finite square.
-    return math.hypot(*(value - mean for value in values)) / math.sqrt((len(values) - 1) * len(values))
 
 
 def _is_number(value: object) -> bool:

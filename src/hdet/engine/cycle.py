@@ -97,6 +97,7 @@ class Cycle:
             design=design,
             model=model,
             seed=seed,
+            total_steps=total_steps,
         )
         self._parts = parts
         self._fan_out = parts.fan_out
@@ -208,10 +209,12 @@ class Cycle:
     def end_at(self, step: int) -> None:
         """The run now has an end, or another one."""
         self._total_steps = step
+        for policy in self._policies:
+            policy.end_at(step)
         self._look_ahead()
 
     def end_search(self) -> None:
-        """No window is judged any more; replicas that diverge come together now, and stay together."""
+        """Nothing moves any more; replicas that diverge come together now, and stay together."""
         for policy in self._policies:
             policy.stop()
         if self._parts.diverges:
@@ -301,7 +304,7 @@ class Cycle:
     def _begin_round(self) -> None:
         """Eq. 9: who explores what. What is not learnt any more, nobody explores."""
         ended = self._steps == self._total_steps
-        learning = [policy for policy in self._policies if policy.window_end is not None and not ended]
+        learning = [policy for policy in self._policies if policy.learns and not ended]
         self._fan_out.assign(self._round, [axis for policy in learning for axis in policy.axes])
         self._look_ahead()
 

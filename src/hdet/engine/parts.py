@@ -52,6 +52,7 @@ def assemble(
     design: Design | None,
     model: nn.Module | None,
     seed: int,
+    total_steps: int | None,
 ) -> Parts:
     """Bind what is explored, and hand every policy what it moves. Every rank calls it."""
     sharing = GradientSharing(caller, gradients, replicas, model)
@@ -64,7 +65,9 @@ def assemble(
         diverges = own_gradients or any(axis.spread > 0 for axis in axes)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
         converge = Converge(replicas, optimizer, model, with_state=with_state)
-        context = Context(caller, optimizer, replicas, diverges, sharing.by_arm, fan_out.silenced)
+        context = Context(
+            caller, optimizer, replicas, total_steps, diverges, sharing.by_arm, fan_out.silenced
+        )
         for policy, own in zip(policies, bound, strict=True):
             policy.bind(own, context)
         covered = CoveredSchedule(caller, schedule, fan_out.learning_rates)

@@ -35,6 +35,7 @@ class Context:
         caller: begins errors and log lines.
         optimizer: whose weights are trained.
         replicas: who trains them.
+        total_steps: S, or None while nobody knows.
         diverges: whether the replicas' weights differ between two syncs.
         by_arm: from a value of every rank to one of every arm.
         regularisers_off: a context in which they are.
@@ -43,6 +44,7 @@ class Context:
     caller: str
     optimizer: Optimizer
     replicas: Replicas
+    total_steps: int | None
     diverges: bool
     by_arm: Callable[[Sequence[float]], tuple[float, ...]]
     regularisers_off: Callable[[], AbstractContextManager[None]]
@@ -139,8 +141,16 @@ class Policy(ABC):
         return 0
 
     def stop(self) -> None:
-        """No window any more."""
+        """Nothing moves any more."""
         self.window_end = None
+
+    def end_at(self, step: int) -> None:  # noqa: B027
+        """The run now has an end, or another one."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether what it moves is still explored."""
+        return self.window_end is not None
 
     # ------------------------------------------------------------------ each step, if it follows the weights
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
+from hdet.best import Keeper
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
+from hdet.controllers.choice import Candidate
 from hdet.history import HorizonRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.policies.base import Context, Decided, Policy, Seen
+from hdet.policies.point_losses import PointLosses
 from hdet.policies.useless_probe import UselessProbe, average
 from hdet.probes import Probe
 from hdet.replicas import local
@@ -50,6 +53,8 @@ class Horizon(Policy):
         scope: ``"together"`` moves all parameter groups by one factor; ``"each"`` compares, and moves, every
             group by itself, which takes two points more for each.
         snapshot: where the way back is kept: on the device, in host memory, or not at all.
+        keep: where the best weights seen are kept, likewise.
+        patience: windows without an improvement beyond the error, after which the search has stalled.
     """
 
     kind = "horizon"
@@ -65,6 +70,8 @@ class Horizon(Policy):
         *,
         scope: Literal["together", "each"] = "together",
         snapshot: Where = "device",
+        keep: Where = "device",
+        patience: int | None = None,
     ) -> None:
         super().__init__(explore)
         self._probe = probe
@@ -72,7 +79,13 @@ class Horizon(Policy):
         self._windows = windows
         self._scope = scope
         self._where = snapshot
+        self._keep = keep
+        self._patience = patience
         self._states: list[HorizonState] = []
+        self._searching = True
+        self._idle = 0
+        #: The losses at p, of the batches of every rank in turn; None where they have to be measured.
+        self._previous: list[float] | None = None
 
     def facts(self) -> dict[str, str]:
         return {
@@ -80,7 +93,8 @@ class Horizon(Policy):
             "windows": repr(self._windows),
             "scope": self._scope,
             "snapshot": self._where,
-            "probe batches a sync": repr(self._probe.per_sync),
+            "best weights": f"{self._keep}, patience {self._patience}",
+            "probe batches a sync": repr((self._probe.per_sync, self._probe.choosing)),
         }
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
@@ -98,9 +112,13 @@ class Horizon(Policy):
             )
         # The frozen ones too: they may be freed within a window.
         weights = [local(p) for group in optimizer.param_groups for p in group["params"]]
+        self.keeper = Keeper(self._probe, self._probe.model, weights, context.replicas, self._keep)
         self._snapshot = (
             Snapshot(weights, optimizer, self._probe.model, self._where) if self._where != "off" else None
         )
+        #: Whether L(p) is what L(m) was a window before: one point for all, whose losses are known.
+        self._remembers = self._scope == "together" and not context.diverges
+        self._total_steps = context.total_steps
         self._useless = UselessProbe(context.caller, self._probe, by_group=self._scope == "each")
         # The first factor: next to no learning rate, whatever the schedule's values are.
         curves = [axis.curve for axis in self._learning_rates]
@@ -133,6 +151,7 @@ class Horizon(Policy):
     def start(self, step: int) -> None:
         """Begin the first window; the weights before it are those that its first step will find."""
         self._fresh = True
+        self._previous = None
         self._previous_middle = [float(step) for _ in self._trail.scopes]
         self._begin(step)
 
@@ -141,8 +160,39 @@ class Horizon(Policy):
 
     def _begin(self, step: int) -> None:
         self._began = step
-        self.window_end = self._windows.end_after(step)
+        self.window_end = self._window_after(step)
         self._taken = False
+
+    def _window_after(self, step: int) -> int | None:
+        """While it searches, as it was told; in the descent until the run ends, if that is known."""
+        if self._searching:
+            end = self._windows.end_after(step)
+            if end is not None:
+                return end if self._total_steps is None else min(end, self._total_steps)
+            self._searching = False
+        if self._total_steps is None:
+            return None
+        return replace(self._windows, last=self._total_steps).end_after(step)
+
+    @property
+    def learns(self) -> bool:
+        return self._searching and self.window_end is not None
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing has improved for longer than patience lasts."""
+        return self._searching and self._patience is not None and self._idle >= self._patience
+
+    def stop(self) -> None:
+        """The search is over; windows are measured on, to the end of the run."""
+        if self._searching:
+            self._searching = False
+            self.end_at(self._total_steps)
+
+    def end_at(self, step: int | None) -> None:
+        self._total_steps = step
+        if not self._searching:
+            self.window_end = None if step is None else min(self.window_end or step, step)
 
     def before_step(self) -> None:
         """The way back leads to the weights as the window's first step finds them."""
@@ -150,7 +200,9 @@ class Horizon(Policy):
             return
         self._taken = True
         if self.window_end is not None:
-            self._trail.follow()
+            if self._trail.follow():
+                self._previous = None
+                self.keeper.follow(self._trail.numbers)
             self._trail.mean.begin(self.window_end - self._began)
         if self._fresh:
             self._trail.start()
@@ -169,40 +221,78 @@ class Horizon(Policy):
         return self.window_end is not None and step >= self.window_end
 
     def at_own(self) -> Sequence[float | Tensor]:
-        """Losses at every point, for each probe batch. Empty until weights have moved."""
+        """Losses at this replica's points. Empty until weights have moved."""
         if all(state.windows == 0 for state in self._states):
             return ()
-        assert self.window_end is not None
-        batches = self._probe.draw(max(2, (self.window_end - self._began) // _STEPS_PER_BATCH))
-        self._useless.drew(len(batches))
+        few = self._few()
+        self._useless.drew(few)
         self._trail.leave()
+        mean, *others = self._trail.points()
         losses: list[float] = []
         try:
             with self._context.regularisers_off():
-                for point in self._trail.points():
+                self._trail.go(mean)
+                losses += self.keeper.measure()
+                for k, point in enumerate(others):
+                    before = k % 2 == 0
+                    if before and self._remembers and self._previous is not None:
+                        continue
                     self._trail.go(point)
-                    losses += self._probe.losses(batches)
+                    losses += self.keeper.measure(None if before and self._remembers else few)
         finally:
             self._trail.go(self._trail.end)
         return losses
 
+    def _few(self) -> int:
+        """How many batches e is measured on: all of them where it may be handed over."""
+        assert self.window_end is not None
+        if self.window_end == self._total_steps:
+            return self._probe.choosing
+        return min(max(2, (self.window_end - self._began) // _STEPS_PER_BATCH), self._probe.choosing)
+
     def at_mean(self) -> Sequence[float | Tensor]:
-        """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas. Waits for the device."""
-        return self._trail.displacements()
+        """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas, and the losses there if
+        the replicas' own were others. Waits for the device."""
+        found = self._trail.displacements()
+        if not self._context.diverges or all(state.windows == 0 for state in self._states):
+            return found
+        self._trail.leave()
+        try:
+            with self._context.regularisers_off():
+                self._trail.go(self._trail.mean.tensors)
+                return [*found, *self.keeper.measure()]
+        finally:
+            self._trail.go(self._trail.end)
 
     def decide(self, seen: Seen) -> Decided:
         """The controller's decision for each scope and what follows from it.
 
-        Once the schedule is well below its peak it is on its way down, and what follows is its own doing: no
-        further window.
+        Once the schedule is well below its peak it is on its way down, and what follows is its own doing: the
+        factor moves no more.
         """
         before = self.before(seen.levels)
         curve = self._learning_rates[0].curve
         lowest = min(curve, self._curve_before)
-        windows = self._read(seen, rise=math.log(curve / self._curve_before) if lowest > 0 else 0.0)
+        rise = math.log(curve / self._curve_before) if lowest > 0 else 0.0
+        losses = PointLosses(
+            seen.rows,
+            scopes=len(self._states),
+            batches=self._probe.choosing,
+            few=self._few(),
+            own_mean=self._context.diverges,
+            previous=self._previous if self._remembers else None,
+            remembers=self._remembers,
+        )
+        windows = self._read(seen, losses, rise)
+        if losses.measured and self._remembers and self._previous is None:
+            self._previous = losses.previous
+            start = Candidate(self._began, "start", tuple(losses.previous))
+            self.keeper.offer(start, dict(zip(self._trail.numbers, self._trail.previous, strict=True)))
         decisions, events, went_back = self._act(seen.step, windows)
+        if not went_back and losses.measured:
+            self._choose(seen.step, losses)
         self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
-        if curve < _DESCENT * self._curve_peak:
+        if self._searching and curve < _DESCENT * self._curve_peak:
             self.stop()
             if seen.total_steps is None or seen.step < seen.total_steps / 3:
                 logger.warning(
@@ -217,26 +307,34 @@ class Horizon(Policy):
         horizon = tuple(map(self._record, range(len(windows)), decisions, windows))
         return Decided(records, horizon=horizon, events=events, went_back=went_back)
 
-    def _read(self, seen: Seen, rise: float) -> list[Window]:
-        """What the window showed of each scope, from the rows of all replicas: losses, then displacements."""
-        scopes = len(self._states)
-        losses = [row[:-scopes] for row in seen.rows]
-        displacements = [
-            math.fsum(row[i - scopes] for row in seen.rows) / len(seen.rows) for i in range(scopes)
-        ]
+    def _choose(self, step: int, losses: PointLosses) -> None:
+        """Offer what the window leaves behind, to be handed over one day."""
+        trail, best = self._trail, self.keeper.choice
+        mean = Candidate(step, "mean", tuple(losses.chosen))
+        self.keeper.offer(mean, dict(zip(trail.numbers, trail.mean.tensors, strict=True)))
+        if step == self._total_steps and losses.end_is_whole:
+            end = Candidate(step, "end", tuple(losses.end(0)))
+            self.keeper.offer(end, dict(zip(trail.numbers, trail.weights, strict=True)))
+        self._previous = list(losses.chosen) if self._remembers else None
+        self._idle = 0 if self.keeper.choice.improved_at > best.improved_at else self._idle + 1
+
+    def _read(self, seen: Seen, losses: PointLosses, rise: float) -> list[Window]:
+        """What the window showed of each scope, from the rows of all replicas."""
         middle = (self._began + 1 + seen.step) / 2
+        best = self.keeper.choice.lowest
         windows = []
-        for scope, displacement in enumerate(displacements):
-            mean, previous, end = _pooled(losses, scope, scopes)
+        for scope in range(len(self._states)):
             window = Window(
                 step=seen.step,
-                next_step=self._windows.end_after(seen.step) or seen.step + (seen.step - self._began),
+                next_step=self._window_after(seen.step) or seen.step + (seen.step - self._began),
                 total_steps=seen.total_steps,
-                displacement=displacement,
+                displacement=losses.displacement(scope),
                 apart=middle - self._previous_middle[scope],
-                previous=previous,
-                mean=mean,
-                end=end,
+                previous=losses.before(scope),
+                mean=losses.mean(),
+                end=losses.end(scope),
+                mean_there=losses.mean_there(),
+                best=best.losses if best is not None and self._remembers and losses.measured else (),
                 rise=rise,
             )
             windows.append(window)
@@ -247,8 +345,9 @@ class Horizon(Policy):
         self, step: int, windows: Sequence[Window]
     ) -> tuple[list[HorizonDecision], tuple[str, ...], bool]:
         """Decide for each scope; then on to the next window, or back to this one's start."""
+        rule = self._controller.update if self._searching else self._controller.descend
         decisions = [
-            self._controller.update(state, window)
+            rule(state, window)
             if self._trail.weights[part]
             else HorizonDecision(state, "hold", 0.0, why="nothing is trained")
             for state, window, part in zip(self._states, windows, self._trail.scopes, strict=True)
@@ -335,6 +434,11 @@ class Horizon(Policy):
             "previous_middle": list(self._previous_middle),
             "taken": self._taken,
             "fresh": self._fresh,
+            "searching": self._searching,
+            "idle": self._idle,
+            "previous": self._previous,
+            "total_steps": self._total_steps,
+            "keeper": self.keeper.state_dict(),
             "curve": [self._curve_peak, self._curve_before],
             "constant": self._useless.state(),
             "trail": self._trail.state_dict(),
@@ -353,6 +457,12 @@ class Horizon(Policy):
         self._previous_middle = list(state["previous_middle"])
         self._taken, self._fresh = state["taken"], state["fresh"]
         self._curve_peak, self._curve_before = state["curve"]
+        if "keeper" in state:  # a state of version 0.1.0 has none: the choice begins anew
+            self._searching, self._idle = state["searching"], state["idle"]
+            self._previous, self._total_steps = state["previous"], state["total_steps"]
+            self.keeper.load_state_dict(state["keeper"])
+        else:
+            self._searching = self.window_end is not None
         self._useless.load(state["constant"])
         self._trail.load_state_dict(state["trail"])
         if self._snapshot is not None and state["snapshot"] is not None:
@@ -361,11 +471,8 @@ class Horizon(Policy):
 
     def extra_bytes(self) -> int:
         """Memory beyond training itself, the way back included once it has been taken."""
-        return self._trail.bytes() + (0 if self._snapshot is None else self._snapshot.bytes())
-
-
-def _pooled(rows: Sequence[Sequence[float]], scope: int, scopes: int) -> list[list[float]]:
-    """Losses at m, p and e over the batches of all replicas."""
-    count = len(rows[0]) // (1 + 2 * scopes)
-    parts = [(0, 1 + 2 * scope, 2 + 2 * scope)[k] * count for k in range(3)]
-    return [[loss for row in rows for loss in row[part : part + count]] for part in parts]
+        return (
+            self._trail.bytes()
+            + self.keeper.bytes()
+            + (0 if self._snapshot is None else self._snapshot.bytes())
+        )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, SupportsFloat
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # no public name covers batch and instance norm
 
+from hdet.probes.norms import refresh_norms_
 from hdet.probes.set_aside import (
     announced_size,
     count_samples,
@@ -101,6 +102,7 @@ class Probe:
         self._pass: Iterator[Any] | None = None
         self._batch_size = announced_size(batches)
         self._set_aside: int | None = None
+        self._halves: tuple[list[Any], list[Any]] | None = None
         self._fingerprints: set[object] = set()
         self._fingerprinted = 0
 
@@ -172,29 +174,82 @@ class Probe:
         drawn = [self._take() for _ in range(count)]
         for batch in drawn:
             self._batch_size = self._batch_size or count_samples(batch)
-            if self._fingerprinted < _FINGERPRINTS:
-                self._fingerprinted += 1
-                self._fingerprints |= {fingerprint(batch)} - {None}
+            self._note(batch)
         return drawn
 
-    def losses(self, batches: Iterable[Any]) -> list[float]:
+    def _note(self, batch: Any) -> None:
+        if self._fingerprinted < _FINGERPRINTS:
+            self._fingerprinted += 1
+            self._fingerprints |= {fingerprint(batch)} - {None}
+
+    @property
+    def choosing(self) -> int:
+        """How many batches weights are chosen by: half of a list, at most :attr:`per_sync`."""
+        held = 2 * self._per_sync
+        if isinstance(self._batches, Sized):
+            with suppress(TypeError):  # a DataLoader over a stream has a length that it cannot tell
+                held = max(len(self._batches), 1)
+        return (min(2 * self._per_sync, held) + 1) // 2
+
+    def halves(self) -> tuple[list[Any], list[Any]]:
+        """The batches that weights are chosen by, and others that no choice sees, for an honest estimate.
+
+        The same ones for the whole run and after a resume: the first that the probe holds, :attr:`choosing`
+        and at most as many again. Of one batch there is no estimate.
+        """
+        if self._halves is None:
+            first = self._first(2 * self.choosing)
+            chosen = first[: self.choosing]
+            # An iterator that ended early: every rank must measure the same number of batches.
+            chosen += [chosen[k % len(chosen)] for k in range(self.choosing - len(chosen))]
+            self._halves = chosen, first[self.choosing :]
+            for batch in first:
+                self._batch_size = self._batch_size or count_samples(batch)
+                self._note(batch)
+        return self._halves
+
+    def _first(self, count: int) -> list[Any]:
+        taken: list[Any] = []
+        source = iter(self._batches) if isinstance(self._batches, Iterable) else None
+        for number in range(count):
+            with _random_state(self._model, "draw", self._seed, number):
+                batch = self._batches(number) if source is None else next(source, _END)  # type: ignore[operator]
+            if batch is _END:
+                break
+            taken.append(batch)
+        if not taken:
+            raise ValueError(
+                f"Probe.halves: batches must hold one at least, got an empty {type(self._batches).__name__}"
+            )
+        return taken
+
+    def losses(self, batches: Iterable[Any], *, of: str | None = None) -> list[float]:
         """The loss of each batch at the weights as they are now, with one wait for the device in all.
 
-        Until the next draw the k-th batch meets the same random state in every call. A loss that is not
-        finite is returned as it is.
+        Until the next draw the k-th batch meets the same random state in every call; batches that are kept
+        (:meth:`halves`) are given a name by ``of``, under which they meet the same one for the whole run. A
+        loss that is not finite is returned as it is.
         """
-        return [loss for (loss,) in self.losses_of_each(batches, 1)]
+        return [loss for (loss,) in self.losses_of_each(batches, 1, of=of)]
 
-    def losses_of_each(self, batches: Iterable[Any], replicas: int) -> list[list[float]]:
+    def losses_of_each(
+        self, batches: Iterable[Any], replicas: int, *, of: str | None = None
+    ) -> list[list[float]]:
         """As :meth:`losses`, where ``loss_fn`` returns the losses of several replicas at once."""
         values: list[Tensor | float] = []
         with torch.no_grad(), _weights_alone(self._model), _forked(self._model) as devices:
             for k, batch in enumerate(batches):
-                _reseed(devices, "losses", self._seed, self._draws, k)
+                _reseed(devices, "losses", self._seed, self._draws if of is None else of, k)
                 values.append(_as_losses(self._loss_fn(batch), replicas))
             tensors = [value for value in values if isinstance(value, Tensor)]
             read = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist() if tensors else ())
         return [next(read) if isinstance(value, Tensor) else [value] for value in values]
+
+    def refresh_norms_(self, batches: Iterable[Any]) -> None:
+        """Give batch norm the running statistics of these batches at the present weights."""
+        with _forked(self._model) as devices:
+            _reseed(devices, "norms", self._seed)
+            refresh_norms_(self._model, self._loss_fn, batches)
 
     def state_dict(self) -> dict[str, int]:
         """How many batches were drawn, and at which of them the present pass over an iterable began."""

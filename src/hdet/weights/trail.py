@@ -50,14 +50,18 @@ class Trail:
         self.previous: list[Tensor] = []
         self.follow()
 
-    def follow(self) -> None:
-        """Take up what is trained now."""
+    def follow(self) -> bool:
+        """Take up what is trained now; whether that has changed."""
         groups = trained_parameters(self._optimizer)[: self._one_by_one]
         parameters = [p for group in groups for p in group]
         if [id(p) for p in parameters] == self._trained and self.weights:
-            return
+            return False
         before = dict(zip(self._trained, zip(self.previous, self._least, strict=True), strict=True))
         self._trained = [id(p) for p in parameters]
+        every = (p for group in self._optimizer.param_groups for p in group["params"])
+        number = {id(p): i for i, p in enumerate(every)}
+        #: Which of the optimizer's parameters they are.
+        self.numbers = [number[id(p)] for p in parameters]
         self.weights = [local(p) for p in parameters]
         self.mean = WindowMean(self.weights)
         self.end = [torch.empty_like(weight) for weight in self.weights]
@@ -76,6 +80,7 @@ class Trail:
             if self._one_by_one is None
             else [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
         )
+        return True
 
     def start(self) -> None:
         """The weights as they stand are what the first window is compared with."""

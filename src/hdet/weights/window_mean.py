@@ -57,6 +57,14 @@ class WindowMean:
             torch._foreach_copy_(self.tensors, now)  # no public name: see replicas/averaging.py
         self.count += 1
 
+    @torch.no_grad()
+    def swap_(self) -> None:
+        """Let the mean stand where the weights are, and keep the weights here, until it is called again."""
+        for weight, mean in zip(self._weights, self.tensors, strict=True):
+            kept = weight.detach().clone()
+            weight.detach().copy_(mean)
+            mean.copy_(kept)
+
     def state_dict(self) -> dict[str, object]:
         """Everything that a window in progress consists of."""
         return {

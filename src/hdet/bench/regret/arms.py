@@ -26,10 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
+from hdet.auto_lr import AutoLR
 from hdet.bench.regret.plan import DEFAULT_LR, Row, Run
 from hdet.bench.rows import failure
 from hdet.bench.workloads import WORKLOADS, Batch, Workload
 from hdet.bench.workloads.base import seeded
+from hdet.best_mean import BestMean
 from hdet.one_cycle import OneCycleAutoLR
 from hdet.probes.probe import Probe
 
@@ -55,6 +57,10 @@ class _Trainer:
     after_step: Callable[[], object]
     lr: Callable[[], float]
     finish: Callable[[], object] = lambda: None
+    #: Hands over the best weights seen; of an arm that has no choice of its own, BestMean's.
+    best: BestMean | AutoLR | None = None
+    #: Whether there is nothing left to train.
+    finished: Callable[[], bool] = lambda: False
 
 
 # ---------------------------------------------------------------------- one run
@@ -84,18 +90,47 @@ def _execute(run: Run) -> Row:
     model.train()
     trainer = _ARMS[run.arm.partition("@")[0]](run, workload, model)
     step, how = _step(run, workload, model)
+    best = trainer.best or BestMean(model, _probe(run, workload, model))
     began = time.perf_counter()
-    reached = 0.0
+    reached = choosing = 0.0
+    taken = 0
     for batch in islice(workload.batches(run.seed), workload.steps):
         step(batch)
         trainer.optimizer.step()
         reached = max(reached, trainer.lr())
         trainer.after_step()
+        taken += 1
+        if trainer.finished():
+            break
+        if best is not trainer.best:
+            choosing += _timed(best.step)
     if torch.device(run.device).type == "cuda":
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began - choosing
     trainer.finish()
-    return {**_result(run, start, _losses(workload, model), seconds, reached), "step": how}
+    row = {**_result(run, start, _losses(workload, model), seconds, reached), "step": how, "taken": taken}
+    handed = best.finish_()
+    if handed is None:
+        return row
+    chosen = workload.evaluate(model)
+    return {
+        **row,
+        "chosen": chosen if math.isfinite(chosen) else None,
+        "chosen_step": handed.step,
+        "chosen_kind": handed.kind,
+        "estimate": handed.estimate,
+    }
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """Seconds; between windows a call waits for nothing and takes next to none."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _probe(run: Run, workload: Workload, model: nn.Module) -> Probe:
+    return Probe(lambda batch: workload.loss(model, batch), _ByNumber(workload.probe(run.seed)), model=model)
 
 
 @cache
@@ -237,9 +272,14 @@ def _scheduled(run: Run, workload: Workload, model: nn.Module) -> _Trainer:
 def _autolr(run: Run, workload: Workload, model: nn.Module) -> _Trainer:
     """No learning rate; or a misleading one, which the optimizer is built with and which must not matter."""
     optimizer = _torch_optimizer(run, model, DEFAULT_LR if run.lr is None else run.lr)
-    probe = Probe(lambda batch: workload.loss(model, batch), _ByNumber(workload.probe(run.seed)), model=model)
-    auto = import_module("hdet").AutoLR(optimizer, total_steps=workload.steps, probe=probe)
-    return _Trainer(optimizer, auto.step, lambda: _group(optimizer, "lr"))
+    auto = AutoLR(optimizer, total_steps=workload.steps, probe=_probe(run, workload, model))
+    return _Trainer(
+        optimizer,
+        auto.step,
+        lambda: _group(optimizer, "lr"),
+        best=auto,
+        finished=lambda: auto.finished,
+    )
 
 
 def _prodigy(run: Run, workload: Workload, model: nn.Module) -> _Trainer:

@@ -1,0 +1,132 @@
+"""Keeps the best of what is offered, and hands it over at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hdet.best.kept import Kept
+from hdet.controllers.choice import Candidate, Choice
+from hdet.probes import Probe
+from hdet.replicas import Replicas
+from hdet.weights.snapshot import Where
+
+__all__ = ["Handed", "Keeper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What was handed over.
+
+    Args:
+        step: steps taken when these weights stood.
+        kind: a window's ``"mean"``, the ``"end"`` of one, or the ``"start"`` of training.
+        loss: on the half of the probe that chose them, and so a little too low.
+        estimate: on the half that no choice has seen; NaN where there is none, or before it was measured.
+        error: the standard error of ``estimate``.
+    """
+
+    step: int
+    kind: str
+    loss: float
+    estimate: float = math.nan
+    error: float = math.nan
+
+
+class Keeper:
+    """The choice, the copy that belongs to it, and the probe that decides.
+
+    Args:
+        probe: one half of its batches chooses, the other one judges what was chosen.
+        model: whose weights they are.
+        weights: all that may ever be trained; they are known by their number.
+        replicas: every rank brings batches of its own, and all choose alike.
+        where: of the copy: on the device, in the host's memory, or none: then nothing can be handed over.
+    """
+
+    def __init__(
+        self, probe: Probe, model: nn.Module, weights: Sequence[Tensor], replicas: Replicas, where: Where
+    ) -> None:
+        self._probe = probe
+        self._replicas = replicas
+        self._kept = None if where == "off" else Kept(model, weights, where)
+        self.choice = Choice()
+
+    def measure(self, count: int | None = None) -> list[float]:
+        """This rank's losses at the weights as they stand, on the first ``count`` of its batches."""
+        return self._probe.losses(self._probe.halves()[0][:count], of="choice")
+
+    def follow(self, numbers: Sequence[int]) -> None:
+        """What is trained from now on."""
+        if self._kept is not None:
+            self._kept.join(numbers)
+
+    def offer(self, candidate: Candidate, weights: Mapping[int, Tensor]) -> bool:
+        """Keep the weights, unless better ones were seen. The candidate's losses are those of all ranks."""
+        self.choice, keep = self.choice.offered(candidate)
+        if keep and self._kept is not None:
+            self._kept.take(weights)
+        return keep
+
+    @property
+    def best(self) -> Handed | None:
+        """What would be handed over now."""
+        kept = self.choice.kept
+        return None if kept is None else Handed(kept.step, kept.kind, kept.loss)
+
+    def hand_over_(self, *, standing: bool) -> Handed | None:
+        """Write what was kept into the model; ``standing``: it stands there already. A collective."""
+        best = self.best
+        if best is None:
+            return None
+        if not standing:
+            self.write_()
+        return Handed(best.step, best.kind, best.loss, *self._estimate())
+
+    def _estimate(self) -> tuple[float, float]:
+        """Mean and standard error over the batches of all ranks, who may hold unlike numbers of them."""
+        own = self._probe.losses(self._probe.halves()[1], of="estimate")
+        count = float(len(own))
+        rows = self._replicas.gather([count, math.fsum(own), math.fsum(x * x for x in own)])
+        n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))
+        if n == 0 or not math.isfinite(total):
+            return math.nan, math.nan
+        mean = total / n
+        spread = max(squares / n - mean * mean, 0.0)
+        return mean, math.sqrt(spread / (n - 1)) if n > 1 else math.nan
+
+    def write_(self) -> None:
+        """Write what was kept into the model.
+
+        Batch norm's running statistics belong to the iterates; those of a mean are made anew from the batches
+        that chose it.
+        """
+        if self._kept is None or self.choice.kept is None:
+            raise RuntimeError("nothing was kept, to be written into the model")
+        self._kept.write_()
+        if self.choice.kept.kind == "mean":
+            self._probe.refresh_norms_(self._probe.halves()[0])
+
+    def bytes(self) -> int:
+        """What the copy takes."""
+        return 0 if self._kept is None else self._kept.bytes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The choice and the copy."""
+        kept = None if self._kept is None else self._kept.state_dict()
+        return {"choice": asdict(self.choice), "kept": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off."""
+        choice = dict(state["choice"])
+        for name in ("lowest", "kept", "improved"):
+            if choice[name] is not None:
+                saved = {**choice[name], "losses": tuple(choice[name]["losses"])}
+                choice[name] = Candidate(**saved)
+        self.choice = Choice(**choice)
+        if self._kept is not None and state["kept"] is not None:
+            self._kept.load_state_dict(state["kept"])

@@ -1,0 +1,85 @@
+"""One copy of the weights, and of the buffers that stood beside them, in memory that is written over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Kept"]
+
+
+class Kept:
+    """What can be written back into a model.
+
+    Args:
+        model: whose buffers are kept, too.
+        parameters: all that may ever be trained. What is never trained is not copied.
+        where: on the device, or in the host's memory.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[Tensor], where: Literal["device", "host"]
+    ) -> None:
+        self._model = model
+        self._parameters = list(parameters)
+        self._where = where
+        self._weights: dict[int, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def take(self, weights: Mapping[int, Tensor]) -> None:
+        """Copy weights, by the number of their parameter, and the buffers as they stand.
+
+        A parameter that was kept and is not given (frozen meanwhile) is kept as it stands now.
+        """
+        given = {i: self._parameters[i] for i in self._weights} | dict(weights)
+        for i, weight in given.items():
+            kept = self._weights.get(i)
+            if kept is None:
+                kept = self._weights[i] = self._room_for(self._parameters[i])
+            kept.copy_(weight.detach())
+        self._buffers = {name: self._copy(buffer) for name, buffer in self._model.named_buffers()}
+
+    @torch.no_grad()
+    def join(self, numbers: Sequence[int]) -> None:
+        """Parameters that are trained from now on: until here they have not changed."""
+        if self._weights:
+            for i in numbers:
+                if i not in self._weights:
+                    self._weights[i] = self._copy(self._parameters[i])
+
+    @torch.no_grad()
+    def write_(self) -> None:
+        """Into the model, in place."""
+        for i, kept in self._weights.items():
+            self._parameters[i].detach().copy_(kept)
+        buffers = dict(self._model.named_buffers())
+        for name, kept in self._buffers.items():
+            if name in buffers and buffers[name].shape == kept.shape:
+                buffers[name].copy_(kept)
+
+    def bytes(self) -> int:
+        """What the copies take."""
+        return sum(t.numel() * t.element_size() for t in (*self._weights.values(), *self._buffers.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copies themselves."""
+        return {"weights": dict(self._weights), "buffers": dict(self._buffers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the copies of another run of the same model."""
+        self._weights = {
+            i: self._room_for(self._parameters[i]).copy_(saved) for i, saved in state["weights"].items()
+        }
+        self._buffers = {name: self._copy(saved) for name, saved in state["buffers"].items()}
+
+    def _room_for(self, tensor: Tensor) -> Tensor:
+        if self._where == "host" and tensor.device.type != "cpu":
+            return torch.empty_like(tensor, device="cpu", requires_grad=False)
+        return torch.empty_like(tensor, requires_grad=False)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return self._room_for(tensor).copy_(tensor.detach())

@@ -1,0 +1,107 @@
+"""Which of the weights that were seen to hand over: the latest that is as good as the best, by its error.
+
+Candidates are compared batch by batch on the same samples, so most of their noise cancels. The one with the
+lowest mean loss is the measure; kept is the *latest* that lies within two standard errors of the difference
+from it. So what is clearly worse is never kept, drift cannot carry the choice away from the lowest, and of
+two that cannot be told apart the one that was trained for longer wins: a classifier that has hardly moved
+can have a low loss by luck. No torch, no I/O; float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+__all__ = ["Candidate", "Choice", "mean_of", "standard_error"]
+
+Kind = Literal["start", "mean", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Weights that could be handed over.
+
+    Args:
+        step: steps taken when they stood.
+        kind: the weights training began with, a window's mean, or an iterate at a window's end.
+        losses: of each batch, in the same order for all candidates.
+    """
+
+    step: int
+    kind: Kind
+    losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        """The mean loss; infinite where one is not finite."""
+        mean = mean_of(self.losses)
+        return mean if math.isfinite(mean) else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What has been seen so far.
+
+    Args:
+        lowest: the candidate with the lowest mean loss.
+        kept: the one to hand over.
+        improved: the last one that was better than the one here before it by more than the error.
+        significance: standard errors that count as none.
+
+    >>> choice, _ = Choice().offered(Candidate(10, "mean", (1.0, 1.2, 0.9)))
+    >>> choice, keep = choice.offered(Candidate(20, "mean", (0.8, 1.1, 0.7)))
+    >>> keep, choice.kept.step, choice.improved_at
+    (True, 20, 20)
+    >>> choice, keep = choice.offered(Candidate(30, "mean", (0.9, 1.2, 0.8)))
+    >>> keep, choice.kept.step, choice.improved_at
+    (False, 20, 20)
+    """
+
+    lowest: Candidate | None = None
+    kept: Candidate | None = None
+    improved: Candidate | None = None
+    significance: float = 2.0
+
+    @property
+    def improved_at(self) -> int:
+        """The step of the last improvement beyond the error."""
+        return 0 if self.improved is None else self.improved.step
+
+    def offered(self, new: Candidate) -> tuple[Choice, bool]:
+        """The choice with one more candidate, and whether to keep its weights."""
+        if not math.isfinite(new.loss):
+            return self, False
+        if self.lowest is None or self.improved is None:
+            return replace(self, lowest=new, kept=new, improved=new), True
+        after = self
+        difference, error = _compared(new, self.improved)
+        if difference < -self.significance * error:
+            after = replace(after, improved=new)
+        difference, error = _compared(new, self.lowest)
+        if difference > self.significance * error:
+            return after, False
+        return replace(after, kept=new, lowest=new if difference < 0 else self.lowest), True
+
+
+def _compared(new: Candidate, old: Candidate) -> tuple[float, float]:
+    """By how much it is worse, and the standard error of that."""
+    worse = [a - b for a, b in zip(new.losses, old.losses, strict=True)]
+    return mean_of(worse), standard_error(worse)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """NaN where one of them is not finite: fsum refuses infinities of both signs."""
+    if not values or not all(map(math.isfinite, values)):
+        return math.nan
+    return math.fsum(values) / len(values)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of their mean; 0 where there is one alone."""
+    if len(values) < 2:
+        return 0.0
+    mean = mean_of(values)
+    # hypot scales before it squares: the losses of an explosion have no finite square.
+    return math.hypot(*(value - mean for value in values)) / math.sqrt((len(values) - 1) * len(values))

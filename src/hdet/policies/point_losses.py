@@ -1,0 +1,97 @@
+"""The losses at a window's points, as they come from all ranks in one row each, taken apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["PointLosses"]
+
+
+class PointLosses:
+    """Losses at m, and at p and e for every scope, on the batches of all ranks in turn.
+
+    A row holds L(m) of all batches; for every scope L(p), unless it is remembered, and L(e) of the first few;
+    then the displacements; then, where replicas diverged and m was each one's own, L of the common mean.
+
+    Args:
+        rows: of every rank. Without losses before weights have moved.
+        scopes: how many there are.
+        batches: to choose by, on every rank.
+        few: of them e is measured on.
+        own_mean: whether m was each replica's own.
+        previous: L(p), where it is remembered from the window before; None if it was measured.
+        remembers: whether p is measured on all batches, since it is one point for all.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Sequence[float]],
+        *,
+        scopes: int,
+        batches: int,
+        few: int,
+        own_mean: bool,
+        previous: Sequence[float] | None,
+        remembers: bool,
+    ) -> None:
+        self.measured = len(rows[0]) > scopes
+        self._few = few
+        self.end_is_whole = few == batches and not own_mean
+        self._mean = _part(rows, 0, batches) if self.measured else []
+        at = batches
+        self._previous: list[list[list[float]]] = []
+        self._end: list[list[list[float]]] = []
+        for _ in range(scopes if self.measured else 0):
+            if previous is None:
+                width = batches if remembers else few
+                self._previous.append(_part(rows, at, width))
+                at += width
+            self._end.append(_part(rows, at, few))
+            at += few
+        self._remembered = previous
+        at = at if self.measured else 0
+        displacements = _part(rows, at, scopes)
+        self._displacements = [math.fsum(row[i] for row in displacements) / len(rows) for i in range(scopes)]
+        self._chosen = _part(rows, at + scopes, batches) if own_mean and self.measured else self._mean
+        self._narrow = previous is None and not remembers
+
+    def displacement(self, scope: int) -> float:
+        """‖m − p‖ / ‖p‖, the mean over the ranks."""
+        return self._displacements[scope]
+
+    @property
+    def previous(self) -> list[float]:
+        """L(p) of all weights together."""
+        return self.before(0)
+
+    @property
+    def chosen(self) -> list[float]:
+        """L(m) by which the weights are chosen: of the mean over the replicas, on all batches."""
+        return _pooled(self._chosen)
+
+    def before(self, scope: int) -> list[float]:
+        """L(p)."""
+        if not self.measured:
+            return []
+        return list(self._remembered) if self._remembered is not None else _pooled(self._previous[scope])
+
+    def mean(self) -> list[float]:
+        """L(m), on the batches of :meth:`before`."""
+        return self.mean_there() if self._narrow else _pooled(self._mean)
+
+    def mean_there(self) -> list[float]:
+        """L(m), on the batches of :meth:`end`."""
+        return _pooled([row[: self._few] for row in self._mean])
+
+    def end(self, scope: int) -> list[float]:
+        """L(e)."""
+        return _pooled(self._end[scope]) if self.measured else []
+
+
+def _part(rows: Sequence[Sequence[float]], at: int, width: int) -> list[list[float]]:
+    return [list(row[at : at + width]) for row in rows]
+
+
+def _pooled(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [loss for row in rows for loss in row]

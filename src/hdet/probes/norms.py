@@ -1,0 +1,44 @@
+"""Statistics of batch norm that belong to the present weights, from batches of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm  # no public name covers all of its kinds
+
+__all__ = ["refresh_norms_"]
+
+
+@torch.no_grad()
+def refresh_norms_(model: nn.Module, run: Callable[[Any], object], batches: Iterable[Any]) -> None:
+    """Let every batch norm that is training take its running statistics from these batches alone.
+
+    Dropout is off meanwhile; every module has its own training flag again afterwards. What is frozen (in
+    eval mode) stays as it is.
+    """
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+    ]
+    if not norms:
+        return
+    flags = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    try:
+        for module, _ in flags:
+            module.training = False
+        for norm in norms:
+            norm.training = True
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over the batches
+        for batch in batches:
+            run(batch)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, training in flags:
+            module.training = training
