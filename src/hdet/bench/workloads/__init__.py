@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hdet.bench.workloads import (
+    bikes,
     charlm,
     digits,
     feedstream,
@@ -30,4 +31,5 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "newsfeed": newsfeed.make,
     "newsfeed-stream": feedstream.make,
     "sentences": sentences.make,
+    "bikes": bikes.make,
 }

@@ -18,6 +18,7 @@ FILES = {
     "images": "cifar10_24k.npz",
     "newsfeed": "kuairand_feed.tsv",
     "sentences": "subjectivity.tsv",
+    "bikes": "bike_sharing_hour.csv",
 }
 NEEDS = {"digits-mlp": "sklearn", "digits-cnn": "sklearn", "images": "PIL"}
 _made: dict[str, Workload] = {}
