@@ -16,6 +16,7 @@ from hdet.bench.workloads import (
     images,
     newsfeed,
     quadratic,
+    ratings,
     sentences,
 )
 from hdet.bench.workloads.base import Batch, Workload, data_file
@@ -32,4 +33,5 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "newsfeed-stream": feedstream.make,
     "sentences": sentences.make,
     "bikes": bikes.make,
+    "ratings": ratings.make,
 }

@@ -19,6 +19,7 @@ FILES = {
     "newsfeed": "kuairand_feed.tsv",
     "sentences": "subjectivity.tsv",
     "bikes": "bike_sharing_hour.csv",
+    "ratings": "kuairand_feed.tsv",
 }
 NEEDS = {"digits-mlp": "sklearn", "digits-cnn": "sklearn", "images": "PIL"}
 _made: dict[str, Workload] = {}
