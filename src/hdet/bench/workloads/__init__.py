@@ -18,6 +18,7 @@ from hdet.bench.workloads import (
     quadratic,
     ratings,
     sentences,
+    wordlm,
 )
 from hdet.bench.workloads.base import Batch, Workload, data_file
 
@@ -34,4 +35,6 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "sentences": sentences.make,
     "bikes": bikes.make,
     "ratings": ratings.make,
+    "wordlm": wordlm.make,
+    "charlm-long": charlm.make_long,
 }

@@ -49,7 +49,7 @@ class _Size:
 
 
 _SIZES = {
-    "cpu": _Size(steps=1500, batch=16, width=32, sentences=1500),
+    "cpu": _Size(steps=1000, batch=16, width=32, sentences=1000),
     "gpu": _Size(steps=3300, batch=32, width=128, sentences=7000),
 }
 

@@ -20,6 +20,8 @@ FILES = {
     "sentences": "subjectivity.tsv",
     "bikes": "bike_sharing_hour.csv",
     "ratings": "kuairand_feed.tsv",
+    "wordlm": "tinyshakespeare.txt",
+    "charlm-long": "tinyshakespeare.txt",
 }
 NEEDS = {"digits-mlp": "sklearn", "digits-cnn": "sklearn", "images": "PIL"}
 _made: dict[str, Workload] = {}
