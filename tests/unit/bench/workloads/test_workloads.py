@@ -225,13 +225,12 @@ def test_quadratic_matches_its_closed_form() -> None:
 
 def test_images_parts() -> None:
     pytest.importorskip("PIL")
-    from hdet.bench.workloads import images
+    from hdet.bench.workloads import cifar, images
 
     try:
-        path = data_file(FILES["images"])
+        parts = cifar.decoded(pixels=16)
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    parts = images.decoded(path, 16)
     assert parts["train_image"].shape == (20_000, 16, 16, 3)
     assert parts["test_image"].shape == (4_000, 16, 16, 3)
     workload = _made.get("images") or images.make()
