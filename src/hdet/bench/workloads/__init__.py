@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hdet.bench.workloads import charlm, digits, feedstream, images, newsfeed, quadratic
+from hdet.bench.workloads import (
+    charlm,
+    digits,
+    feedstream,
+    few_images,
+    images,
+    newsfeed,
+    quadratic,
+)
 from hdet.bench.workloads.base import Batch, Workload, data_file
 
 __all__ = ["WORKLOADS", "Batch", "Workload", "data_file"]
@@ -21,4 +29,5 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "images": images.make,
     "newsfeed": newsfeed.make,
     "newsfeed-stream": feedstream.make,
+    "few-images": few_images.make,
 }
