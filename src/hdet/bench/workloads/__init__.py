@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from hdet.bench.workloads import (
     charlm,
+    diffusion,
     digits,
     feedstream,
     few_images,
@@ -30,4 +31,5 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "newsfeed": newsfeed.make,
     "newsfeed-stream": feedstream.make,
     "few-images": few_images.make,
+    "diffusion": diffusion.make,
 }

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from hdet.bench.workloads import WORKLOADS, Batch, Workload, data_file, digits, newsfeed, quadratic
 from hdet.bench.workloads.base import generator, seeded, shuffled
 
-PHOTOGRAPHS = ("images", "few-images")
+PHOTOGRAPHS = ("images", "few-images", "diffusion")
 FILES = {
     "charlm": "tinyshakespeare.txt",
     "newsfeed": "kuairand_feed.tsv",
     **dict.fromkeys(PHOTOGRAPHS, "cifar10_24k.npz"),
 }
 NEEDS = {"digits-mlp": "sklearn", "digits-cnn": "sklearn", **dict.fromkeys(PHOTOGRAPHS, "PIL")}
+#: Their batches hold noise, which is drawn anew for each: a sample is its image alone.
+NOISY = ("diffusion",)
 _made: dict[str, Workload] = {}
 
 
@@ -100,8 +102,9 @@ def test_probe_and_held_out_are_no_training_samples(workload: Workload) -> None:
     if workload.name in ("images", "few-images"):
         pytest.skip("training images are shifted and flipped: see the tests of their parts")
     count = 100 if workload.name != "newsfeed" else 1200
+    tensors = 1 if workload.name in NOISY else None
     train, probe, held_out = (
-        rows(batches)
+        rows([batch[:tensors] for batch in batches])
         for batches in (first(workload.batches(0), count), first(workload.probe(0), 12), workload.held_out)
     )
     assert not train & probe
@@ -275,6 +278,16 @@ def test_few_images_begin_with_the_same_body_and_a_head_of_the_seed() -> None:
     one, other = (workload.build(seed).state_dict() for seed in (0, 1))
     assert {name for name in one if not torch.equal(one[name], other[name])} == {"head.weight", "head.bias"}
     assert one["stem.1.num_batches_tracked"] > 0
+
+
+def test_noise_of_what_is_held_out_is_that_of_no_batch(workload: Workload) -> None:
+    if workload.name not in NOISY:
+        pytest.skip("its batches hold no noise")
+    noise = [
+        rows([(batch[1],) for batch in batches])
+        for batches in (first(workload.batches(0), 20), first(workload.probe(0)), workload.held_out)
+    ]
+    assert len(set.union(*noise)) == sum(map(len, noise))
 
 
 def _share_no_image(train: list[Batch], others: list[Batch]) -> bool:
