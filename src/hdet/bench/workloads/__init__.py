@@ -17,6 +17,7 @@ from hdet.bench.workloads import (
     images,
     newsfeed,
     quadratic,
+    vae,
 )
 from hdet.bench.workloads.base import Batch, Workload, data_file
 
@@ -32,4 +33,5 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "newsfeed-stream": feedstream.make,
     "few-images": few_images.make,
     "diffusion": diffusion.make,
+    "vae": vae.make,
 }

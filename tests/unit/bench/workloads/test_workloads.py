@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hdet.bench.workloads import WORKLOADS, Batch, Workload, data_file, digits, newsfeed, quadratic
 from hdet.bench.workloads.base import generator, seeded, shuffled
 
-PHOTOGRAPHS = ("images", "few-images", "diffusion")
+PHOTOGRAPHS = ("images", "few-images", "diffusion", "vae")
 FILES = {
     "charlm": "tinyshakespeare.txt",
     "newsfeed": "kuairand_feed.tsv",
@@ -21,7 +21,7 @@ FILES = {
 }
 NEEDS = {"digits-mlp": "sklearn", "digits-cnn": "sklearn", **dict.fromkeys(PHOTOGRAPHS, "PIL")}
 #: Their batches hold noise, which is drawn anew for each: a sample is its image alone.
-NOISY = ("diffusion",)
+NOISY = ("diffusion", "vae")
 _made: dict[str, Workload] = {}
 
 
