@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hdet.bench.workloads import charlm, digits, feedstream, images, newsfeed, quadratic
+from hdet.bench.workloads import (
+    bikes,
+    charlm,
+    diffusion,
+    digits,
+    feedstream,
+    few_images,
+    images,
+    newsfeed,
+    quadratic,
+    ratings,
+    sentences,
+    vae,
+    wordlm,
+)
 from hdet.bench.workloads.base import Batch, Workload, data_file
 
 __all__ = ["WORKLOADS", "Batch", "Workload", "data_file"]
@@ -21,4 +35,12 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "images": images.make,
     "newsfeed": newsfeed.make,
     "newsfeed-stream": feedstream.make,
+    "sentences": sentences.make,
+    "bikes": bikes.make,
+    "ratings": ratings.make,
+    "wordlm": wordlm.make,
+    "charlm-long": charlm.make_long,
+    "few-images": few_images.make,
+    "diffusion": diffusion.make,
+    "vae": vae.make,
 }

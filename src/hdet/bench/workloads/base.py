@@ -81,12 +81,12 @@ def at_scale(sizes: Mapping[str, _Size], scale: str) -> _Size:
     return sizes[scale]
 
 
-def generator(seed: int, purpose: str) -> torch.Generator:
-    """A CPU generator of its own for each purpose, so that no two draws of one seed go together.
+def generator(seed: int, purpose: str, device: str | torch.device = "cpu") -> torch.Generator:
+    """A generator of its own for each purpose, so that no two draws of one seed go together.
 
     torch's CPU generator reads the low 32 bits of a seed alone: the pair is hashed into them.
     """
-    return torch.Generator().manual_seed(zlib.crc32(f"{purpose}/{seed}".encode()))
+    return torch.Generator(device).manual_seed(zlib.crc32(f"{purpose}/{seed}".encode()))
 
 
 @contextmanager

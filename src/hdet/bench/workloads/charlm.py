@@ -27,10 +27,25 @@ from hdet.bench.workloads.base import (
     shuffled,
 )
 
-__all__ = ["GPT", "Block", "make", "make_overfitting", "outputs"]
+__all__ = [
+    "BLOCKS",
+    "FILE",
+    "GPT",
+    "SIZES",
+    "Block",
+    "Size",
+    "blocks",
+    "build",
+    "coded",
+    "make",
+    "make_long",
+    "make_overfitting",
+    "on_tokens",
+    "outputs",
+]
 
-_FILE = "tinyshakespeare.txt"
-_BLOCKS, _HELD_OUT_BLOCKS, _PROBE_BLOCKS = 200, 20, 10
+FILE = "tinyshakespeare.txt"
+BLOCKS, _HELD_OUT_BLOCKS, _PROBE_BLOCKS = 200, 20, 10
 _INIT_STD = 0.02
 _PROBE_BATCH = 128
 # So many batches are drawn at once: a step does not wait for the generator, nor for the copy to the device.
@@ -38,7 +53,9 @@ _CHUNK = 64
 
 
 @dataclass(frozen=True)
-class _Size:
+class Size:
+    """Of a run, of its model and of its batches."""
+
     steps: int
     layers: int
     width: int
@@ -46,14 +63,19 @@ class _Size:
     context: int
     batch: int
     held_out_windows: int
-    train_blocks: int = _BLOCKS - _HELD_OUT_BLOCKS - _PROBE_BLOCKS
+    train_blocks: int = BLOCKS - _HELD_OUT_BLOCKS - _PROBE_BLOCKS
+    dropout: float = 0.0
 
 
-_SIZES = {
-    "cpu": _Size(steps=600, layers=2, width=32, heads=2, context=32, batch=8, held_out_windows=512),
-    "gpu": _Size(steps=2000, layers=4, width=128, heads=4, context=64, batch=64, held_out_windows=4096),
+SIZES = {
+    "cpu": Size(steps=600, layers=2, width=32, heads=2, context=32, batch=8, held_out_windows=512),
+    "gpu": Size(steps=2000, layers=4, width=128, heads=4, context=64, batch=64, held_out_windows=4096),
 }
-_OVERFITTING = _Size(
+_LONG = {
+    "cpu": Size(steps=2000, layers=1, width=32, heads=2, context=16, batch=8, held_out_windows=512),
+    "gpu": Size(steps=20_000, layers=2, width=128, heads=4, context=64, batch=32, held_out_windows=4096),
+}
+_OVERFITTING = Size(
     *(1000, 2, 64, 4, 16, 16),  # as above, in this order
     held_out_windows=1024,
     train_blocks=1,
@@ -129,7 +151,12 @@ class GPT(nn.Module):
 
 def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:
     """The task, from ``tinyshakespeare.txt``, sought where :func:`.base.data_file` says."""
-    return _make("charlm", at_scale(_SIZES, scale), device, folder)
+    return _make("charlm", at_scale(SIZES, scale), device, folder)
+
+
+def make_long(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:
+    """The same task over many more steps, by a smaller model."""
+    return _make("charlm-long", at_scale(_LONG, scale), device, folder)
 
 
 def make_overfitting(device: str = "cpu", folder: str | Path | None = None) -> Workload:
@@ -143,29 +170,51 @@ def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     return model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()
 
 
-def _make(name: str, size: _Size, device: str, folder: str | Path | None) -> Workload:
-    raw = data_file(_FILE, folder).read_text(encoding="utf-8")
-    alphabet = sorted(set(raw))
+def blocks() -> tuple[Tensor, Tensor, Tensor]:
+    """The numbers of the blocks that are held out, of the probe's, and of those to train on."""
+    order = torch.randperm(BLOCKS, generator=generator(0, "charlm split"))
+    parts = [_HELD_OUT_BLOCKS, _PROBE_BLOCKS, BLOCKS - _HELD_OUT_BLOCKS - _PROBE_BLOCKS]
+    held_out, probe, train = torch.split(order, parts)
+    return held_out, probe, train
+
+
+def coded(raw: str, alphabet: list[str]) -> Tensor:
+    """Each character as its place in the alphabet; those that it lacks are left out.
+
+    >>> coded("a-cab", ["a", "b", "c"])
+    tensor([0, 2, 0, 1])
+    """
     code = {character: number for number, character in enumerate(alphabet)}
-    text = torch.tensor([code[character] for character in raw]).to(device)
+    return torch.tensor([code[character] for character in raw if character in code])
+
+
+def build(seed: int, kinds: int, size: Size) -> GPT:
+    """The model for so many kinds of tokens."""
+    with seeded(seed):
+        return GPT(kinds, size.layers, size.width, size.heads, size.context, size.dropout)
+
+
+def _make(name: str, size: Size, device: str, folder: str | Path | None) -> Workload:
+    raw = data_file(FILE, folder).read_text(encoding="utf-8")
+    alphabet = sorted(set(raw))
+    return on_tokens(name, coded(raw, alphabet), len(alphabet), size, device)
+
+
+def on_tokens(name: str, tokens: Tensor, kinds: int, size: Size, device: str) -> Workload:
+    """The task of foretelling the next token, each a number below ``kinds``, in a text cut into blocks."""
+    text = tokens.to(device)
     window = size.context + 1
-    length = len(text) // _BLOCKS
-    order = torch.randperm(_BLOCKS, generator=generator(0, "charlm split"))
-    parts = [_HELD_OUT_BLOCKS, _PROBE_BLOCKS, _BLOCKS - _HELD_OUT_BLOCKS - _PROBE_BLOCKS]
-    held_out_blocks, probe_blocks, train_blocks = torch.split(order, parts)
+    length = len(text) // BLOCKS
+    held_out_blocks, probe_blocks, train_blocks = blocks()
     held_out_starts, probe_starts, train_starts = (
-        (blocks[:, None] * length + torch.arange(length - window + 1)).flatten()
-        for blocks in (held_out_blocks, probe_blocks, train_blocks[: size.train_blocks])
+        (some[:, None] * length + torch.arange(length - window + 1)).flatten()
+        for some in (held_out_blocks, probe_blocks, train_blocks[: size.train_blocks])
     )
     windows = text.unfold(0, window, 1)
     probe_windows = (windows[probe_starts[::window].to(device)],)
     # More windows than fit side by side: they start at even distances and overlap.
     evenly = torch.linspace(0, len(held_out_starts) - 1, size.held_out_windows).long()
     held_out_windows = (windows[held_out_starts[evenly].to(device)],)
-
-    def build(seed: int) -> nn.Module:
-        with seeded(seed):
-            return GPT(len(alphabet), size.layers, size.width, size.heads, size.context).to(device)
 
     def batches(seed: int) -> Iterator[Batch]:
         draw = generator(seed, "charlm batches")
@@ -177,7 +226,7 @@ def _make(name: str, size: _Size, device: str, folder: str | Path | None) -> Wor
     return Workload(
         name=name,
         steps=size.steps,
-        build=build,
+        build=lambda seed: build(seed, kinds, size).to(device),
         loss=_loss,
         batches=batches,
         probe=lambda seed: shuffled(probe_windows, _PROBE_BATCH, generator(seed, "charlm probe")),
