@@ -96,7 +96,7 @@ class AutoLR:
         spread: float = 0.0,
         snapshot: Where = "device",
         keep: Where = "device",
-        patience: int | None = 5,
+        patience: int | None = 3,
         process_group: ProcessGroup | None = None,
         seed: int = 0,
         history: str | PathLike[str] | None = None,
@@ -176,7 +176,7 @@ class AutoLR:
         if not self._horizon.stalled or not isinstance(self._shape, WarmStableDecay):
             return record
         left = math.inf if self._budget is None else self._budget - self.steps
-        steps = int(min(max(_LEAST_STEPS // 4, self.steps // 3), left))
+        steps = int(min(max(_LEAST_STEPS // 4, self.steps // 10), left))
         if steps < 1 or self._shape(self.steps) < 1:
             return record
         at = self._horizon.keeper.choice.improved_at

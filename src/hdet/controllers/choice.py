@@ -48,6 +48,7 @@ class Choice:
         lowest: the candidate with the lowest mean loss.
         kept: the one to hand over.
         improved: the last one that was better than the one here before it by more than the error.
+        behind: how many in a row were clearly worse than the lowest.
         significance: standard errors that count as none.
 
     >>> choice, _ = Choice().offered(Candidate(10, "mean", (1.0, 1.2, 0.9)))
@@ -62,6 +63,7 @@ class Choice:
     lowest: Candidate | None = None
     kept: Candidate | None = None
     improved: Candidate | None = None
+    behind: int = 0
     significance: float = 2.0
 
     @property
@@ -72,7 +74,7 @@ class Choice:
     def offered(self, new: Candidate) -> tuple[Choice, bool]:
         """The choice with one more candidate, and whether to keep its weights."""
         if not math.isfinite(new.loss):
-            return self, False
+            return replace(self, behind=self.behind + 1), False
         if self.lowest is None or self.improved is None:
             return replace(self, lowest=new, kept=new, improved=new), True
         after = self
@@ -81,8 +83,8 @@ class Choice:
             after = replace(after, improved=new)
         difference, error = _compared(new, self.lowest)
         if difference > self.significance * error:
-            return after, False
-        return replace(after, kept=new, lowest=new if difference < 0 else self.lowest), True
+            return replace(after, behind=self.behind + 1), False
+        return replace(after, behind=0, kept=new, lowest=new if difference < 0 else self.lowest), True
 
 
 def _compared(new: Candidate, old: Candidate) -> tuple[float, float]:

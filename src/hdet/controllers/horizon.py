@@ -195,14 +195,17 @@ class HorizonController:
         # Progress that is not larger than its error counts as none, whatever the loss is.
         least = self.significance * standard_error(progress)
         tolerated = self.tolerance * self.speed / math.sqrt(window.share) / max(speed, 1e-12)
-        lag = _ratio(pooled_gap, max(pooled_progress, least))
+        lag = _ratio(pooled_gap, max(pooled_progress, least)) if pooled_gap > 0 else 0.0
         seen = HorizonDecision(state, "hold", speed, pooled_gap, pooled_progress, lag, tolerated)
         if not self._is_significant(window, tolerated):
             return replace(seen, why="not significant")
         limit = self.growth * math.log(window.next_step / window.step)
         change = limit * min(max((tolerated - lag) / tolerated, -1.0), 1.0)
         if change > 0:
-            if pooled_progress <= least:
+            # Where noise shows and progress does not, more noise is no way out. Where neither shows, the
+            # learning rate is too small to be judged.
+            noisy = pooled_gap > self.significance * standard_error(gap)
+            if pooled_progress <= (least if noisy else -least):
                 return replace(seen, why="no progress")
             room = math.log(self.top_speed / max(speed, 1e-12))
             if state.ceiling is not None:
@@ -221,6 +224,17 @@ class HorizonController:
         state = replace(state, last_gap=mean_of(gap), backs=0)
         return HorizonDecision(
             state, "hold", window.speed, mean_of(gap), mean_of(progress), why="the schedule comes down"
+        )
+
+    def retreat(self, state: HorizonState) -> HorizonState:
+        """From the best weights on, with a smaller factor that does not grow back to what it was."""
+        return replace(
+            state,
+            value=state.value * math.exp(_BACK),
+            ceiling=state.value,
+            gap=None,
+            progress=None,
+            last_gap=0.0,
         )
 
     def _scale_blindly(self, state: HorizonState, window: Window) -> HorizonDecision:

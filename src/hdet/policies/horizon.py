@@ -38,6 +38,8 @@ FIRST_LR = 1e-5
 #: One probe batch for so many steps of a window: what probing costs stays a small share of training.
 _STEPS_PER_BATCH = 50
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
+#: So many windows in a row clearly worse than the best, or without an improvement, lead back to the best.
+_BEHIND, _IDLE = 2, 8
 #: A schedule below this share of its peak is in its final descent.
 _DESCENT = 0.7
 
@@ -54,7 +56,7 @@ class Horizon(Policy):
             group by itself, which takes two points more for each.
         snapshot: where the way back is kept: on the device, in host memory, or not at all.
         keep: where the best weights seen are kept, likewise.
-        patience: windows without an improvement beyond the error, after which the search has stalled.
+        patience: so often training goes back to the best weights without a better one coming of it.
     """
 
     kind = "horizon"
@@ -83,7 +85,7 @@ class Horizon(Policy):
         self._patience = patience
         self._states: list[HorizonState] = []
         self._searching = True
-        self._idle = 0
+        self._idle = self._retreats = 0
         #: The losses at p, of the batches of every rank in turn; None where they have to be measured.
         self._previous: list[float] | None = None
 
@@ -181,7 +183,12 @@ class Horizon(Policy):
     @property
     def stalled(self) -> bool:
         """Whether nothing has improved for longer than patience lasts."""
-        return self._searching and self._patience is not None and self._idle >= self._patience
+        return (
+            self._searching
+            and self._patience is not None
+            and self._retreats >= self._patience
+            and (self.keeper.choice.behind >= _BEHIND or self._idle >= _IDLE)
+        )
 
     def stop(self) -> None:
         """The search is over; windows are measured on, to the end of the run."""
@@ -290,7 +297,9 @@ class Horizon(Policy):
             self.keeper.offer(start, dict(zip(self._trail.numbers, self._trail.previous, strict=True)))
         decisions, events, went_back = self._act(seen.step, windows)
         if not went_back and losses.measured:
-            self._choose(seen.step, losses)
+            self._choose(seen.step, losses, rises=decisions[0].action in ("up", "scale"))
+            if self._is_behind():
+                events, went_back = (*events, self._retreat(seen.step)), True
         self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
         if self._searching and curve < _DESCENT * self._curve_peak:
             self.stop()
@@ -307,7 +316,7 @@ class Horizon(Policy):
         horizon = tuple(map(self._record, range(len(windows)), decisions, windows))
         return Decided(records, horizon=horizon, events=events, went_back=went_back)
 
-    def _choose(self, step: int, losses: PointLosses) -> None:
+    def _choose(self, step: int, losses: PointLosses, *, rises: bool) -> None:
         """Offer what the window leaves behind, to be handed over one day."""
         trail, best = self._trail, self.keeper.choice
         mean = Candidate(step, "mean", tuple(losses.chosen))
@@ -316,7 +325,34 @@ class Horizon(Policy):
             end = Candidate(step, "end", tuple(losses.end(0)))
             self.keeper.offer(end, dict(zip(trail.numbers, trail.weights, strict=True)))
         self._previous = list(losses.chosen) if self._remembers else None
-        self._idle = 0 if self.keeper.choice.improved_at > best.improved_at else self._idle + 1
+        if self.keeper.choice.improved_at > best.improved_at:
+            self._idle = self._retreats = 0
+        elif not rises:
+            self._idle += 1
+
+    def _is_behind(self) -> bool:
+        """Whether the best weights are a better place to go on from, at a smaller learning rate."""
+        return (
+            self._patience is not None
+            and self._searching
+            and self._remembers
+            and self._keep != "off"
+            and self._retreats < self._patience
+            and (self.keeper.choice.behind >= _BEHIND or self._idle >= _IDLE)
+        )
+
+    def _retreat(self, step: int) -> str:
+        """To the best weights, with a smaller factor; the steps taken are spent."""
+        kept = self.keeper.choice.kept
+        assert kept is not None
+        self.keeper.write_()
+        self.keeper.choice = replace(self.keeper.choice, behind=0)
+        self._states = [self._controller.retreat(state) for state in self._states]
+        self._trail.stand()
+        self._previous = list(kept.losses)
+        self._previous_middle = [float(step) for _ in self._previous_middle]
+        self._idle, self._retreats = 0, self._retreats + 1
+        return f"nothing better since step {kept.step}: back to those weights, learning rate times 0.33"
 
     def _read(self, seen: Seen, losses: PointLosses, rise: float) -> list[Window]:
         """What the window showed of each scope, from the rows of all replicas."""
@@ -435,7 +471,7 @@ class Horizon(Policy):
             "taken": self._taken,
             "fresh": self._fresh,
             "searching": self._searching,
-            "idle": self._idle,
+            "idle": [self._idle, self._retreats],
             "previous": self._previous,
             "total_steps": self._total_steps,
             "keeper": self.keeper.state_dict(),
@@ -458,7 +494,8 @@ class Horizon(Policy):
         self._taken, self._fresh = state["taken"], state["fresh"]
         self._curve_peak, self._curve_before = state["curve"]
         if "keeper" in state:  # a state of version 0.1.0 has none: the choice begins anew
-            self._searching, self._idle = state["searching"], state["idle"]
+            self._searching = state["searching"]
+            self._idle, self._retreats = state["idle"]
             self._previous, self._total_steps = state["previous"], state["total_steps"]
             self.keeper.load_state_dict(state["keeper"])
         else:

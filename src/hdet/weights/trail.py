@@ -85,6 +85,10 @@ class Trail:
     def start(self) -> None:
         """The weights as they stand are what the first window is compared with."""
         self._least = [_usual_norm(weight) for weight in self.weights]
+        self.stand()
+
+    def stand(self) -> None:
+        """The weights as they stand become p."""
         torch._foreach_copy_(self.previous, [w.detach() for w in self.weights])
 
     def keep(self, scope: int) -> None:
