@@ -18,6 +18,7 @@ from hdet.bench.workloads import (
     quadratic,
     ratings,
     sentences,
+    tuned,
     wordlm,
 )
 from hdet.bench.workloads.base import Batch, Workload, data_file
@@ -37,4 +38,6 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "ratings": ratings.make,
     "wordlm": wordlm.make,
     "charlm-long": charlm.make_long,
+    "charlm-tuned": tuned.make,
+    "charlm-lora": tuned.make_lora,
 }
