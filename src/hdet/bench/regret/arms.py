@@ -84,6 +84,8 @@ def execute(run: Run) -> Row:
 
 
 def _execute(run: Run) -> Row:
+    if torch.device(run.device).type == "cuda":
+        torch.cuda.manual_seed(run.seed)  # dropout is drawn there
     workload = _workload(run)
     model = workload.build(run.seed)
     start = _losses(workload, model)

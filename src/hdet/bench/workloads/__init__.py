@@ -20,6 +20,7 @@ from hdet.bench.workloads import (
     quadratic,
     ratings,
     sentences,
+    tuned,
     vae,
     wordlm,
 )
@@ -43,4 +44,6 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "few-images": few_images.make,
     "diffusion": diffusion.make,
     "vae": vae.make,
+    "charlm-tuned": tuned.make,
+    "charlm-lora": tuned.make_lora,
 }

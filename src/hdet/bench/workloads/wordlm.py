@@ -23,7 +23,7 @@ _KNOWN = 4000
 _UNKNOWN = 0
 # Steps, layers, width, heads, context, batch.
 _SIZES = {
-    "cpu": charlm.Size(800, 2, 32, 2, 16, 8, held_out_windows=512, train_blocks=5, dropout=0.1),
+    "cpu": charlm.Size(700, 1, 32, 2, 16, 8, held_out_windows=256, train_blocks=4, dropout=0.1),
     "gpu": charlm.Size(1800, 4, 128, 4, 64, 32, held_out_windows=2048, dropout=0.1),
 }
 
