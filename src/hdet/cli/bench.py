@@ -26,6 +26,7 @@ class Benchmark(str, Enum):
     feed = "feed"
     stacked = "stacked"
     replicas = "replicas"
+    deepobs = "deepobs"
 
 
 #: Where each is measured.
@@ -33,6 +34,7 @@ _MODULES = {
     Benchmark.regret: "hdet.bench.regret.command",
     Benchmark.hyperparameters: "hdet.bench.hyperparameters.command",
     Benchmark.replicas: "hdet.bench.replicas.command",
+    Benchmark.deepobs: "hdet.bench.deepobs.command",
 }
 
 
