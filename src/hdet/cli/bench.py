@@ -26,6 +26,8 @@ class Benchmark(str, Enum):
     feed = "feed"
     stacked = "stacked"
     replicas = "replicas"
+    deepobs = "deepobs"
+    lightbench = "lightbench"
 
 
 #: Where each is measured.
@@ -33,6 +35,8 @@ _MODULES = {
     Benchmark.regret: "hdet.bench.regret.command",
     Benchmark.hyperparameters: "hdet.bench.hyperparameters.command",
     Benchmark.replicas: "hdet.bench.replicas.command",
+    Benchmark.deepobs: "hdet.bench.deepobs.command",
+    Benchmark.lightbench: "hdet.bench.lightbench.command",
 }
 
 
@@ -68,24 +72,25 @@ _Rows = Annotated[
     Path | None,
     typer.Option(
         dir_okay=False,
-        help="Of regret, hyperparameters and replicas: the file of finished runs, which are not run again; "
-        "runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl or runs/replicas-DEVICE.jsonl if not "
-        "given.",
+        help="Of regret, hyperparameters, replicas and lightbench: the file of finished runs, which are not "
+        "run again; runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl, runs/replicas-DEVICE.jsonl "
+        "or runs/lightbench-DEVICE.jsonl if not given.",
     ),
 ]
 _Processes = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Of regret and replicas: runs at a time. Of hyperparameters: replicas. One on each core if not "
-        "given.",
+        help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters: replicas. One on each "
+        "core if not given.",
     ),
 ]
 _Minutes = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Of regret, hyperparameters and replicas: after so long start no further run, and end.",
+        help="Of regret, hyperparameters, replicas and lightbench: after so long start no further run, and "
+        "end.",
     ),
 ]
 _Published = Annotated[
@@ -98,6 +103,12 @@ _Chart = Annotated[
         help="Of regret and hyperparameters: the SVG file to write; beside the JSON if not given.",
     ),
 ]
+_Problems = Annotated[
+    str | None, typer.Option(help="Of lightbench: names of problems, between commas; all if not given.")
+]
+_Steps = Annotated[
+    int | None, typer.Option(min=40, help="Of lightbench: the cap of steps; 20,000 if not given.")
+]
 
 
 _IN_PARTS = frozenset({"seeds", "rows", "processes", "minutes", "chart"})
@@ -106,6 +117,7 @@ _TAKES = {
     Benchmark.regret: _IN_PARTS | {"scale", "workloads", "with_published"},
     Benchmark.hyperparameters: _IN_PARTS,
     Benchmark.replicas: _IN_PARTS - {"chart"},
+    Benchmark.lightbench: _IN_PARTS - {"chart", "seeds"} | {"problems", "steps"},
 }
 
 
@@ -128,11 +140,14 @@ def bench(
     minutes: _Minutes = None,
     published: _Published = False,
     chart: _Chart = None,
+    problems: _Problems = None,
+    steps: _Steps = None,
 ) -> None:
     """Measure one claim of the package, print it and write it down as JSON."""
     given: dict[str, Any] = {"seeds": seeds, "rows": rows, "processes": processes, "minutes": minutes}
     given |= {"scale": scale and scale.value, "workloads": workloads and workloads.split(",")}
-    given |= {"with_published": published or None}
+    given |= {"with_published": published or None, "steps": steps}
+    given |= {"problems": problems and problems.split(",")}
     options = {option: value for option, value in given.items() if value is not None}
     known = _TAKES.get(name, frozenset())
     if refused := [option for option in (*options, *(["chart"] if chart else [])) if option not in known]:

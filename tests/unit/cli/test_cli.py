@@ -188,6 +188,7 @@ def test_bench_hands_its_options_on_and_refuses_those_it_does_not_take(tmp_path,
         ("replicas", ["--chart", "drawn.svg"], "regret or hyperparameters"),
         ("stacked", ["--seeds", "2"], "regret or hyperparameters or replicas"),
         ("feed", ["--published"], "regret"),
+        ("deepobs", ["--steps", "100"], "lightbench"),
     ):
         result = run(app, ["bench", name, *options])
         assert result.exit_code == 2
