@@ -82,7 +82,6 @@ class BestMean:
         self._numbers: list[int] = []
         self._mean: WindowMean | None = None
         self._handed: Handed | None = None
-        self._offered = -1
         self.steps = 0
         self._window_end = self._windows.end_after(0)
 
@@ -108,8 +107,7 @@ class BestMean:
 
         The weights as they stand are a candidate. Every rank calls it, when training is over.
         """
-        if self._offered != self.steps:
-            self._offer("end", self._keeper.measure())
+        self._offer("end", self._keeper.measure())
         best = self._keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps
         self._handed = self._keeper.hand_over_(standing=standing)
@@ -128,15 +126,14 @@ class BestMean:
 
     def _judge(self) -> None:
         assert self._mean is not None
-        self._offer("end", self._keeper.measure())
+        self._offer("iterate", self._keeper.measure())
         self._mean.swap_()
         try:
             self._offer("mean", self._keeper.measure())
         finally:
             self._mean.swap_()
-        self._offered = self.steps
 
-    def _offer(self, kind: Literal["mean", "end"], own: list[float]) -> None:
+    def _offer(self, kind: Literal["mean", "iterate", "end"], own: list[float]) -> None:
         losses = tuple(loss for row in self._replicas.gather(own) for loss in row)
         weights = {i: local(self._parameters[i]) for i in self._numbers}
         self._keeper.offer(Candidate(self.steps, kind, losses), weights)

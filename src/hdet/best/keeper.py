@@ -24,7 +24,8 @@ class Handed:
 
     Args:
         step: steps taken when these weights stood.
-        kind: a window's ``"mean"``, the ``"end"`` of one, or the ``"start"`` of training.
+        kind: a window's ``"mean"``, the ``"iterate"`` that ended it, the ``"start"`` or the ``"end"`` of
+            training.
         loss: on the half of the probe that chose them, and so a little too low.
         estimate: on the half that no choice has seen; NaN where there is none, or before it was measured.
         error: the standard error of ``estimate``.

@@ -1,10 +1,10 @@
 """Which of the weights that were seen to hand over: the latest that is as good as the best, by its error.
 
 Candidates are compared batch by batch on the same samples, so most of their noise cancels. The one with the
-lowest mean loss is the measure; kept is the *latest* that lies within two standard errors of the difference
-from it. So what is clearly worse is never kept, drift cannot carry the choice away from the lowest, and of
-two that cannot be told apart the one that was trained for longer wins: a classifier that has hardly moved
-can have a low loss by luck. No torch, no I/O; float64.
+lowest mean loss is the measure; kept is the *latest* that lies within one standard error of the difference
+from it, and the end of the run if it lies within three. So what is clearly worse is never kept, drift cannot
+carry the choice away from the lowest, and of two that cannot be told apart the one that was trained for
+longer wins: a classifier that has hardly moved can have a low loss by luck. No torch, no I/O; float64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 
 __all__ = ["Candidate", "Choice", "mean_of", "standard_error"]
 
-Kind = Literal["start", "mean", "end"]
+Kind = Literal["start", "mean", "iterate", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Candidate:
 
     Args:
         step: steps taken when they stood.
-        kind: the weights training began with, a window's mean, or an iterate at a window's end.
+        kind: the weights training began with, a window's mean or its last iterate, or the run's end.
         losses: of each batch, in the same order for all candidates.
     """
 
@@ -49,7 +49,7 @@ class Choice:
         kept: the one to hand over.
         improved: the last one that was better than the one here before it by more than the error.
         behind: how many in a row were clearly worse than the lowest.
-        significance: standard errors that count as none.
+        significance: standard errors that count as none; of an end, ``at_the_end``.
 
     >>> choice, _ = Choice().offered(Candidate(10, "mean", (1.0, 1.2, 0.9)))
     >>> choice, keep = choice.offered(Candidate(20, "mean", (0.8, 1.1, 0.7)))
@@ -64,7 +64,8 @@ class Choice:
     kept: Candidate | None = None
     improved: Candidate | None = None
     behind: int = 0
-    significance: float = 2.0
+    significance: float = 1.0
+    at_the_end: float = 3.0
 
     @property
     def improved_at(self) -> int:
@@ -82,7 +83,7 @@ class Choice:
         if difference < -self.significance * error:
             after = replace(after, improved=new)
         difference, error = _compared(new, self.lowest)
-        if difference > self.significance * error:
+        if difference > (self.at_the_end if new.kind == "end" else self.significance) * error:
             return replace(after, behind=self.behind + 1), False
         return replace(after, behind=0, kept=new, lowest=new if difference < 0 else self.lowest), True
 

@@ -219,7 +219,7 @@ class HorizonController:
     def descend(self, state: HorizonState, window: Window) -> HorizonDecision:
         """One window of the descent: the factor stays, unless the window leads back."""
         gap, progress = _gap(window), _progress(window)
-        if self._relapsed(state, window):
+        if window.step != window.total_steps and self._relapsed(state, window, descends=True):
             return self._back(state, window.speed, _BACK, mean_of(gap), mean_of(progress))
         state = replace(state, last_gap=mean_of(gap), backs=0)
         return HorizonDecision(
@@ -282,7 +282,7 @@ class HorizonController:
         )
         return HorizonDecision(state, "back", speed, gap, progress, why="the loss rose along the window")
 
-    def _relapsed(self, state: HorizonState, window: Window) -> bool:
+    def _relapsed(self, state: HorizonState, window: Window, *, descends: bool = False) -> bool:
         """Not finite, or L(m) above L(p) by more than noise explains: that of the probe, and of the start.
 
         A loss that rises while the weights travel as before is no explosion: the data are used up, say, and
@@ -302,7 +302,9 @@ class HorizonController:
         if not rise > 0:
             return False
         thrown = state.pace is not None and window.speed / state.value > _THROWN * state.pace
-        return state.first_loss is None or thrown or rise > self.relapse * gained
+        # In the descent the weights slow down by themselves, and overfitting is not held up by a retreat.
+        share = 0.5 if descends else self.relapse
+        return state.first_loss is None or thrown or rise > share * gained
 
     def _pool(self, before: float | None, now: float) -> float:
         return now if before is None else self.memory * before + (1 - self.memory) * now
