@@ -107,7 +107,7 @@ class BestMean:
 
         The weights as they stand are a candidate. Every rank calls it, when training is over.
         """
-        self._offer("end", self._keeper.measure())
+        self._offer("end", self._keeper.measure_deployed(refresh=False))
         best = self._keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps
         self._handed = self._keeper.hand_over_(standing=standing)
@@ -126,10 +126,10 @@ class BestMean:
 
     def _judge(self) -> None:
         assert self._mean is not None
-        self._offer("iterate", self._keeper.measure())
+        self._offer("iterate", self._keeper.measure_deployed(refresh=False))
         self._mean.swap_()
         try:
-            self._offer("mean", self._keeper.measure())
+            self._offer("mean", self._keeper.measure_deployed(refresh=True))
         finally:
             self._mean.swap_()
 

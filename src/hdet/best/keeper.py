@@ -61,6 +61,14 @@ class Keeper:
         """This rank's losses at the weights as they stand, on the first ``count`` of its batches."""
         return self._probe.losses(self._probe.halves()[0][:count], of="choice")
 
+    def measure_deployed(self, *, refresh: bool) -> list[float]:
+        """As :meth:`measure`, as the weights would be deployed: with running statistics, if there are any;
+        ``refresh`` makes those anew for weights that training has never run through."""
+        batches = self._probe.halves()[0]
+        if not self._probe.has_norms:
+            return self.measure()
+        return self._probe.deployed_losses(batches, refresh=refresh, of="choice")
+
     def follow(self, numbers: Sequence[int]) -> None:
         """What is trained from now on."""
         if self._kept is not None:
@@ -90,7 +98,8 @@ class Keeper:
 
     def _estimate(self) -> tuple[float, float]:
         """Mean and standard error over the batches of all ranks, who may hold unlike numbers of them."""
-        own = self._probe.losses(self._probe.halves()[1], of="estimate")
+        other = self._probe.halves()[1]
+        own = self._probe.deployed_losses(other, refresh=False, of="estimate")
         count = float(len(own))
         rows = self._replicas.gather([count, math.fsum(own), math.fsum(x * x for x in own)])
         n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))

@@ -88,6 +88,8 @@ class Horizon(Policy):
         self._idle = self._retreats = 0
         #: The losses at p, of the batches of every rank in turn; None where they have to be measured.
         self._previous: list[float] | None = None
+        #: The lowest losses at any m so far, likewise.
+        self._best: list[float] | None = None
 
     def facts(self) -> dict[str, str]:
         return {
@@ -118,6 +120,7 @@ class Horizon(Policy):
         self._snapshot = (
             Snapshot(weights, optimizer, self._probe.model, self._where) if self._where != "off" else None
         )
+        self._chooses_apart = context.diverges or self._probe.has_norms
         #: Whether L(p) is what L(m) was a window before: one point for all, whose losses are known.
         self._remembers = self._scope == "together" and not context.diverges
         self._total_steps = context.total_steps
@@ -153,7 +156,7 @@ class Horizon(Policy):
     def start(self, step: int) -> None:
         """Begin the first window; the weights before it are those that its first step will find."""
         self._fresh = True
-        self._previous = None
+        self._previous = self._best = None
         self._previous_middle = [float(step) for _ in self._trail.scopes]
         self._begin(step)
 
@@ -208,7 +211,7 @@ class Horizon(Policy):
         self._taken = True
         if self.window_end is not None:
             if self._trail.follow():
-                self._previous = None
+                self._previous = None  # of other weights
                 self.keeper.follow(self._trail.numbers)
             self._trail.mean.begin(self.window_end - self._began)
         if self._fresh:
@@ -258,18 +261,21 @@ class Horizon(Policy):
         return min(max(2, (self.window_end - self._began) // _STEPS_PER_BATCH), self._probe.choosing)
 
     def at_mean(self) -> Sequence[float | Tensor]:
-        """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas, and the losses there if
-        the replicas' own were others. Waits for the device."""
-        found = self._trail.displacements()
-        if not self._context.diverges or all(state.windows == 0 for state in self._states):
+        """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas. Where the losses found
+        before are not those to choose by, because m was each replica's own or is deployed with running
+        statistics, those at m and, at the end of the run, at e. Waits for the device."""
+        found: list[float | Tensor] = [*self._trail.displacements()]
+        if not self._chooses_apart or all(state.windows == 0 for state in self._states):
             return found
-        self._trail.leave()
-        try:
-            with self._context.regularisers_off():
+        with self._context.regularisers_off():
+            if self.window_end == self._total_steps:
+                found += self.keeper.measure_deployed(refresh=False)
+            self._trail.leave()
+            try:
                 self._trail.go(self._trail.mean.tensors)
-                return [*found, *self.keeper.measure()]
-        finally:
-            self._trail.go(self._trail.end)
+                return [*found, *self.keeper.measure_deployed(refresh=True)]
+            finally:
+                self._trail.go(self._trail.end)
 
     def decide(self, seen: Seen) -> Decided:
         """The controller's decision for each scope and what follows from it.
@@ -286,15 +292,17 @@ class Horizon(Policy):
             scopes=len(self._states),
             batches=self._probe.choosing,
             few=self._few(),
-            own_mean=self._context.diverges,
+            apart=self._chooses_apart,
+            ends=self.window_end == self._total_steps,
             previous=self._previous if self._remembers else None,
             remembers=self._remembers,
         )
         windows = self._read(seen, losses, rise)
         if losses.measured and self._remembers and self._previous is None:
-            self._previous = losses.previous
-            start = Candidate(self._began, "start", tuple(losses.previous))
-            self.keeper.offer(start, dict(zip(self._trail.numbers, self._trail.previous, strict=True)))
+            self._previous = self._best = losses.previous
+            if not self._chooses_apart:
+                start = Candidate(self._began, "start", tuple(losses.previous))
+                self.keeper.offer(start, dict(zip(self._trail.numbers, self._trail.previous, strict=True)))
         decisions, events, went_back = self._act(seen.step, windows)
         if not went_back and losses.measured:
             self._choose(seen.step, losses, rises=decisions[0].action in ("up", "scale"))
@@ -321,10 +329,13 @@ class Horizon(Policy):
         trail, best = self._trail, self.keeper.choice
         mean = Candidate(step, "mean", tuple(losses.chosen))
         self.keeper.offer(mean, dict(zip(trail.numbers, trail.mean.tensors, strict=True)))
-        if step == self._total_steps and losses.end_is_whole:
-            end = Candidate(step, "end", tuple(losses.end(0)))
+        if step == self._total_steps:
+            end = Candidate(step, "end", tuple(losses.chosen_end))
             self.keeper.offer(end, dict(zip(trail.numbers, trail.weights, strict=True)))
-        self._previous = list(losses.chosen) if self._remembers else None
+        if self._remembers:
+            self._previous = losses.mean()
+            if self._best is None or average(self._previous) < average(self._best):
+                self._best = self._previous
         if self.keeper.choice.improved_at > best.improved_at:
             self._idle = self._retreats = 0
         elif not rises:
@@ -349,7 +360,8 @@ class Horizon(Policy):
         self.keeper.choice = replace(self.keeper.choice, behind=0)
         self._states = [self._controller.retreat(state) for state in self._states]
         self._trail.stand()
-        self._previous = list(kept.losses)
+        # Deployed with running statistics, its losses are not those that windows are compared by.
+        self._previous = None if self._chooses_apart else list(kept.losses)
         self._previous_middle = [float(step) for _ in self._previous_middle]
         self._idle, self._retreats = 0, self._retreats + 1
         return f"nothing better since step {kept.step}: back to those weights, learning rate times 0.33"
@@ -357,7 +369,6 @@ class Horizon(Policy):
     def _read(self, seen: Seen, losses: PointLosses, rise: float) -> list[Window]:
         """What the window showed of each scope, from the rows of all replicas."""
         middle = (self._began + 1 + seen.step) / 2
-        best = self.keeper.choice.lowest
         windows = []
         for scope in range(len(self._states)):
             window = Window(
@@ -370,7 +381,7 @@ class Horizon(Policy):
                 mean=losses.mean(),
                 end=losses.end(scope),
                 mean_there=losses.mean_there(),
-                best=best.losses if best is not None and self._remembers and losses.measured else (),
+                best=self._best if self._best is not None and losses.measured else (),
                 rise=rise,
             )
             windows.append(window)
@@ -472,7 +483,7 @@ class Horizon(Policy):
             "fresh": self._fresh,
             "searching": self._searching,
             "idle": [self._idle, self._retreats],
-            "previous": self._previous,
+            "losses": [self._previous, self._best],
             "total_steps": self._total_steps,
             "keeper": self.keeper.state_dict(),
             "curve": [self._curve_peak, self._curve_before],
@@ -496,7 +507,8 @@ class Horizon(Policy):
         if "keeper" in state:  # a state of version 0.1.0 has none: the choice begins anew
             self._searching = state["searching"]
             self._idle, self._retreats = state["idle"]
-            self._previous, self._total_steps = state["previous"], state["total_steps"]
+            self._previous, self._best = state["losses"]
+            self._total_steps = state["total_steps"]
             self.keeper.load_state_dict(state["keeper"])
         else:
             self._searching = self.window_end is not None

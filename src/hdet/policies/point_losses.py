@@ -12,14 +12,16 @@ class PointLosses:
     """Losses at m, and at p and e for every scope, on the batches of all ranks in turn.
 
     A row holds L(m) of all batches; for every scope L(p), unless it is remembered, and L(e) of the first few;
-    then the displacements; then, where replicas diverged and m was each one's own, L of the common mean.
+    then the displacements; then, where weights are chosen by other losses than these (m was each replica's
+    own, or is deployed with running statistics), those at the end of the run and at m.
 
     Args:
         rows: of every rank. Without losses before weights have moved.
         scopes: how many there are.
         batches: to choose by, on every rank.
         few: of them e is measured on.
-        own_mean: whether m was each replica's own.
+        apart: whether weights are chosen by other losses.
+        ends: whether this is the run's last window, whose end is to choose from, too.
         previous: L(p), where it is remembered from the window before; None if it was measured.
         remembers: whether p is measured on all batches, since it is one point for all.
     """
@@ -31,13 +33,13 @@ class PointLosses:
         scopes: int,
         batches: int,
         few: int,
-        own_mean: bool,
+        apart: bool,
+        ends: bool,
         previous: Sequence[float] | None,
         remembers: bool,
     ) -> None:
         self.measured = len(rows[0]) > scopes
         self._few = few
-        self.end_is_whole = few == batches and not own_mean
         self._mean = _part(rows, 0, batches) if self.measured else []
         at = batches
         self._previous: list[list[list[float]]] = []
@@ -53,7 +55,14 @@ class PointLosses:
         at = at if self.measured else 0
         displacements = _part(rows, at, scopes)
         self._displacements = [math.fsum(row[i] for row in displacements) / len(rows) for i in range(scopes)]
-        self._chosen = _part(rows, at + scopes, batches) if own_mean and self.measured else self._mean
+        at += scopes
+        self._chosen_end = self._end[0] if self.measured else []
+        self._chosen = self._mean
+        if apart and self.measured:
+            if ends:
+                self._chosen_end = _part(rows, at, batches)
+                at += batches
+            self._chosen = _part(rows, at, batches)
         self._narrow = previous is None and not remembers
 
     def displacement(self, scope: int) -> float:
@@ -69,6 +78,11 @@ class PointLosses:
     def chosen(self) -> list[float]:
         """L(m) by which the weights are chosen: of the mean over the replicas, on all batches."""
         return _pooled(self._chosen)
+
+    @property
+    def chosen_end(self) -> list[float]:
+        """L(e), likewise, in the run's last window."""
+        return _pooled(self._chosen_end)
 
     def before(self, scope: int) -> list[float]:
         """L(p)."""

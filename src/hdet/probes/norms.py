@@ -9,7 +9,16 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # no public name covers all of its kinds
 
-__all__ = ["refresh_norms_"]
+__all__ = ["refresh_norms_", "trained_norms"]
+
+
+def trained_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Every batch norm whose running statistics training moves."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+    ]
 
 
 @torch.no_grad()
@@ -19,11 +28,7 @@ def refresh_norms_(model: nn.Module, run: Callable[[Any], object], batches: Iter
     Dropout is off meanwhile; every module has its own training flag again afterwards. What is frozen (in
     eval mode) stays as it is.
     """
-    norms = [
-        module
-        for module in model.modules()
-        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
-    ]
+    norms = trained_norms(model)
     if not norms:
         return
     flags = [(module, module.training) for module in model.modules()]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # no public name covers batch and instance norm
 
-from hdet.probes.norms import refresh_norms_
+from hdet.probes.norms import refresh_norms_, trained_norms
 from hdet.probes.set_aside import (
     announced_size,
     count_samples,
@@ -245,11 +245,36 @@ class Probe:
             read = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist() if tensors else ())
         return [next(read) if isinstance(value, Tensor) else [value] for value in values]
 
+    @property
+    def has_norms(self) -> bool:
+        """Whether weights are deployed with running statistics that training moves: batch norm."""
+        return bool(trained_norms(self._model))
+
     def refresh_norms_(self, batches: Iterable[Any]) -> None:
         """Give batch norm the running statistics of these batches at the present weights."""
         with _forked(self._model) as devices:
             _reseed(devices, "norms", self._seed)
             refresh_norms_(self._model, self._loss_fn, batches)
+
+    def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
+        """As :meth:`losses`, with batch norm in evaluation mode, as the weights would be deployed.
+
+        ``refresh``: with the statistics of these batches, for weights that training has never run through;
+        else with those that stand there. They are put back.
+        """
+        kept = [(buffer, buffer.clone()) for norm in trained_norms(self._model) for buffer in norm.buffers()]
+        flags = [(module, module.training) for module in self._model.modules()]
+        try:
+            if refresh:
+                self.refresh_norms_(batches)
+            for module, _ in flags:
+                module.training = False
+            return self.losses(batches, of=of)
+        finally:
+            for module, training in flags:
+                module.training = training
+            for buffer, before in kept:
+                buffer.copy_(before)
 
     def state_dict(self) -> dict[str, int]:
         """How many batches were drawn, and at which of them the present pass over an iterable began."""
