@@ -40,6 +40,9 @@ _MAX_BLIND = 6
 _BACK = math.log(1 / 3)
 #: Weights that move so many times as far as a unit of learning rate has moved them so far were thrown.
 _THROWN = 2.0
+#: Where nothing but drift is seen the end is ahead of the mean by half a window's progress; a young run is
+#: like that whatever its learning rate. One that still is after this share of its steps is too slow by far.
+_DRIFT, _YOUTH = -0.2, 0.15
 #: How close to a value that exploded the factor may grow, and how that value grows with time, as t to this.
 _BELOW_CEILING, _CEILING_GROWTH = 0.5, 0.5
 #: Without an end in sight the run is taken to be at this share of its length.
@@ -195,11 +198,14 @@ class HorizonController:
         # Progress that is not larger than its error counts as none, whatever the loss is.
         least = self.significance * standard_error(progress)
         tolerated = self.tolerance * self.speed / math.sqrt(window.share) / max(speed, 1e-12)
-        lag = _ratio(pooled_gap, max(pooled_progress, least)) if pooled_gap > 0 else 0.0
+        lag_so_far = _ratio(pooled_gap, max(pooled_progress, least))
+        lag = max(lag_so_far, 0.0)
         seen = HorizonDecision(state, "hold", speed, pooled_gap, pooled_progress, lag, tolerated)
         if not self._is_significant(window, tolerated):
             return replace(seen, why="not significant")
         limit = self.growth * math.log(window.next_step / window.step)
+        if window.share > _YOUTH and lag_so_far < _DRIFT:
+            limit *= 2
         change = limit * min(max((tolerated - lag) / tolerated, -1.0), 1.0)
         if change > 0:
             # Where noise shows and progress does not, more noise is no way out. Where neither shows, the

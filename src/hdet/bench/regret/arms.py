@@ -353,6 +353,7 @@ def _mechanic(run: Run, workload: Workload, model: nn.Module) -> _Trainer:
 _ARMS: dict[str, Callable[[Run, Workload, nn.Module], _Trainer]] = {
     "sweep": _scheduled,
     "default": _scheduled,
+    "default-onecycle": _scheduled,
     "autolr": _autolr,
     "prodigy": _prodigy,
     "dadaptation": _dadaptation,

@@ -24,6 +24,7 @@ DEFAULT_LR = 1e-3
 #: Each arm that is not swept, with the schedule it is used with.
 ARMS = {
     "default": "wsd",
+    "default-onecycle": "onecycle",
     "autolr": "own",
     "prodigy": "cosine",
     "dadaptation": "wsd",
@@ -156,7 +157,7 @@ def _applies(arm: str, optimizer: str) -> bool:
 
 
 def _other(plan: Plan, pair: tuple[str, str], arm: str, seed: int) -> Run:
-    lr = DEFAULT_LR if arm == "default" else None
+    lr = DEFAULT_LR if arm.startswith("default") else None
     return plan.run(pair, arm, seed, lr=lr, schedule=ARMS[arm])
 
 
