@@ -2,9 +2,10 @@
 
 Candidates are compared batch by batch on the same samples, so most of their noise cancels. The one with the
 lowest mean loss is the measure; kept is the *latest* that lies within one standard error of the difference
-from it, and the end of the run if it lies within three. So what is clearly worse is never kept, drift cannot
-carry the choice away from the lowest, and of two that cannot be told apart the one that was trained for
-longer wins: a classifier that has hardly moved can have a low loss by luck. No torch, no I/O; float64.
+from it, and the end of the run if it lies within one and a half. So what is clearly worse is never kept,
+drift cannot carry the choice away from the lowest, and of two that cannot be told apart the one that was
+trained for longer wins: a classifier that has hardly moved can have a low loss by luck. No torch, no I/O;
+float64.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Choice:
     improved: Candidate | None = None
     behind: int = 0
     significance: float = 1.0
-    at_the_end: float = 3.0
+    at_the_end: float = 1.5
 
     @property
     def improved_at(self) -> int:
