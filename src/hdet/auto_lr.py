@@ -133,7 +133,6 @@ class AutoLR:
             keep=keep,
             patience=patience,
         )
-        self._replicas = replicas
         self._budget = total_steps
         self._handed: Handed | None = None
         self._optimizer = optimizer
@@ -179,7 +178,7 @@ class AutoLR:
         steps = int(min(max(_LEAST_STEPS // 4, self.steps // 10), left))
         if steps < 1 or self._shape(self.steps) < 1:
             return record
-        at = self._horizon.keeper.choice.improved_at
+        at = self._horizon.incumbent.keeper.choice.improved_at
         logger.warning(
             "AutoLR: step %d: the probe's loss has not improved beyond its error since step %d: training "
             "comes down and ends at step %d",
@@ -208,7 +207,7 @@ class AutoLR:
     @property
     def best(self) -> Handed | None:
         """The best weights seen so far by the probe; with an honest estimate once they were handed over."""
-        return self._handed or self._horizon.keeper.best
+        return self._handed or self._horizon.incumbent.keeper.best
 
     def finish_(self) -> Handed | None:
         """Let the model hold the best weights that were seen, and say what they are worth.
@@ -216,9 +215,9 @@ class AutoLR:
         The decayed end, or an earlier window's mean where the probe finds that clearly better. Every rank
         calls it, when training is over. None if nothing was measured: the model stays as it is.
         """
-        best = self._horizon.keeper.best
+        best = self._horizon.incumbent.keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps
-        self._handed = self._horizon.keeper.hand_over_(standing=standing)
+        self._handed = self._horizon.incumbent.keeper.hand_over_(standing=standing)
         return self._handed
 
     def _note(self, used: list[float]) -> None:

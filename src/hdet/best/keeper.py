@@ -69,6 +69,11 @@ class Keeper:
             return self.measure()
         return self._probe.deployed_losses(batches, refresh=refresh, of="choice")
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a copy to go back to."""
+        return self._kept is not None
+
     def follow(self, numbers: Sequence[int]) -> None:
         """What is trained from now on."""
         if self._kept is not None:

@@ -1,11 +1,55 @@
-"""The losses at a window's points, as they come from all ranks in one row each, taken apart."""
+"""The losses at a window's points: measured on each rank, and taken apart as they come from all of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
-__all__ = ["PointLosses"]
+from hdet.best import Keeper
+from hdet.weights.trail import Trail
+
+__all__ = ["PointLosses", "measure_chosen", "measure_own"]
+
+
+class _Compared(Protocol):
+    """What windows are compared with: an :class:`~hdet.policies.incumbent.Incumbent`."""
+
+    keeper: Keeper
+    remembers: bool
+    previous: list[float] | None
+
+
+def measure_own(trail: Trail, known: _Compared, few: int) -> list[float]:
+    """This rank's losses at its own points: at m on all batches; then, for every scope, at p, unless they are
+    remembered, and at e on a few. The weights are put back."""
+    trail.leave()
+    mean, *others = trail.points()
+    losses: list[float] = []
+    try:
+        trail.go(mean)
+        losses += known.keeper.measure()
+        for k, point in enumerate(others):
+            before = k % 2 == 0
+            if before and known.remembers and known.previous is not None:
+                continue
+            trail.go(point)
+            losses += known.keeper.measure(None if before and known.remembers else few)
+    finally:
+        trail.go(trail.end)
+    return losses
+
+
+def measure_chosen(trail: Trail, known: _Compared, *, ends: bool) -> list[float]:
+    """This rank's losses to choose by, as the weights would be deployed: at e if the run ``ends`` there, and
+    at m, which is by now that of all replicas. The weights are put back."""
+    losses = known.keeper.measure_deployed(refresh=False) if ends else []
+    trail.leave()
+    try:
+        trail.go(trail.mean.tensors)
+        return losses + known.keeper.measure_deployed(refresh=True)
+    finally:
+        trail.go(trail.end)
 
 
 class PointLosses:

@@ -61,7 +61,11 @@ class UselessProbe:
                 f"has left behind, got {seen[0].previous}; check loss_fn and its batches"
             )
         moved = any(window.displacement > 0 for window in seen)
-        alike = moved and all(window.previous == window.mean == window.end for window in seen)
+        alike = moved and all(
+            list(window.previous) == list(window.mean)
+            and list(window.end) == list(window.mean_there or window.mean)
+            for window in seen
+        )
         self._varied = self._varied or not alike
         # A loss that did depend on the weights may end at zero, or at the precision of a float.
         self._constant = 0 if self._varied else self._constant + 1

@@ -7,17 +7,15 @@ same at every point, and the training that goes on afterwards does not see that 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, suppress
-from itertools import chain
+from contextlib import suppress
 from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase  # no public name covers batch and instance norm
 
+from hdet.probes.isolation import forked, random_state, reseed, weights_alone
 from hdet.probes.norms import refresh_norms_, trained_norms
 from hdet.probes.set_aside import (
     announced_size,
@@ -134,7 +132,7 @@ class Probe:
         kept: list[Any]
         rest: Iterable[Any]
         if is_map_style(loader):
-            with _random_state(model, "set aside", seed):
+            with random_state(model, "set aside", seed):
                 kept, rest = split_loader(loader, batches, seed)
         else:
             kept, rest = split_iterable(loader, batches)
@@ -212,7 +210,7 @@ class Probe:
         taken: list[Any] = []
         source = iter(self._batches) if isinstance(self._batches, Iterable) else None
         for number in range(count):
-            with _random_state(self._model, "draw", self._seed, number):
+            with random_state(self._model, "draw", self._seed, number):
                 batch = self._batches(number) if source is None else next(source, _END)  # type: ignore[operator]
             if batch is _END:
                 break
@@ -237,9 +235,9 @@ class Probe:
     ) -> list[list[float]]:
         """As :meth:`losses`, where ``loss_fn`` returns the losses of several replicas at once."""
         values: list[Tensor | float] = []
-        with torch.no_grad(), _weights_alone(self._model), _forked(self._model) as devices:
+        with torch.no_grad(), weights_alone(self._model), forked(self._model) as devices:
             for k, batch in enumerate(batches):
-                _reseed(devices, "losses", self._seed, self._draws if of is None else of, k)
+                reseed(devices, "losses", self._seed, self._draws if of is None else of, k)
                 values.append(_as_losses(self._loss_fn(batch), replicas))
             tensors = [value for value in values if isinstance(value, Tensor)]
             read = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist() if tensors else ())
@@ -252,8 +250,8 @@ class Probe:
 
     def refresh_norms_(self, batches: Iterable[Any]) -> None:
         """Give batch norm the running statistics of these batches at the present weights."""
-        with _forked(self._model) as devices:
-            _reseed(devices, "norms", self._seed)
+        with forked(self._model) as devices:
+            reseed(devices, "norms", self._seed)
             refresh_norms_(self._model, self._loss_fn, batches)
 
     def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
@@ -297,7 +295,7 @@ class Probe:
                 self._take()
 
     def _take(self) -> Any:
-        with _random_state(self._model, "draw", self._seed, self._draws):
+        with random_state(self._model, "draw", self._seed, self._draws):
             batches = self._batches
             batch = self._next_of(batches) if isinstance(batches, Iterable) else batches(self._draws)
         self._draws += 1
@@ -319,69 +317,7 @@ class Probe:
         return batch
 
 
-# ---------------------------------------------------------------------- what is the same at every point
-
-
-@contextmanager
-def _weights_alone(model: nn.Module) -> Iterator[None]:
-    """Nothing but the weights decides the loss in here, and nothing of it is left afterwards."""
-    flags = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module, _ in flags
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    # The weights were moved in place, which autocast does not notice: it would go on using the casts of the
-    # last point. Training must not find those made in here either; older torch makes them without a gradient.
-    torch.clear_autocast_cache()
-    try:
-        for module, trained in flags:
-            _set_mode(module, trained)
-        yield
-    finally:
-        torch.clear_autocast_cache()
-        for module, name, buffer, before in buffers:
-            if getattr(module, name) is not buffer:
-                setattr(module, name, buffer)
-            buffer.copy_(before)
-        for module, trained in flags:
-            module.training = trained
-
-
-def _set_mode(module: nn.Module, trained: bool) -> None:
-    # The flag alone, not eval(): a train() that was overridden may fold or unfold weights.
-    if isinstance(module, nn.SyncBatchNorm) and trained:
-        # Training, it would wait for ranks that may not be measuring; without running statistics it takes
-        # those of its own batch.
-        module.training = False
-        module.running_mean = module.running_var = None
-    else:
-        module.training = trained and isinstance(module, _NormBase)
-
-
-@contextmanager
-def _forked(model: nn.Module) -> Iterator[list[int]]:
-    tensors = chain(model.parameters(), model.buffers())
-    devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-    with torch.random.fork_rng(devices, device_type="cuda"):
-        yield devices
-
-
-@contextmanager
-def _random_state(model: nn.Module, *key: object) -> Iterator[None]:
-    with _forked(model) as devices:
-        _reseed(devices, *key)
-        yield
-
-
-def _reseed(devices: Sequence[int], *key: object) -> None:
-    digest = hashlib.sha256("\0".join(map(str, ("probe", *key))).encode()).digest()
-    seed = int.from_bytes(digest[:7], "big")
-    # torch.manual_seed would reseed every CUDA device, also those that are not forked.
-    torch.default_generator.manual_seed(seed)
-    for device in devices:
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
+# ---------------------------------------------------------------------- losses
 
 
 def _as_losses(loss: object, replicas: int) -> Tensor | float:

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase  # no public name covers all of its kinds
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, O
 
 from hdet.auto_lr import AutoLR
 from hdet.bench.regret.plan import DEFAULT_LR, Row, Run
+from hdet.bench.regret.steps import make_step
 from hdet.bench.rows import failure
 from hdet.bench.workloads import WORKLOADS, Batch, Workload
 from hdet.bench.workloads.base import seeded
@@ -46,7 +47,6 @@ _DIVERGED = 10.0
 _TRAIN_BATCHES, _TRAIN_SEED = 8, 990_001
 # As many as schedule-free's README refreshes BatchNorm with.
 _REFRESHED = 50
-_CAPTURE_WARM_UPS = 3
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _execute(run: Run) -> Row:
     start = _losses(workload, model)
     model.train()
     trainer = _ARMS[run.arm.partition("@")[0]](run, workload, model)
-    step, how = _step(run, workload, model)
+    step, how = make_step(run, workload, model)
     best = trainer.best or BestMean(model, _probe(run, workload, model))
     began = time.perf_counter()
     reached = choosing = 0.0
@@ -167,67 +167,6 @@ def _result(
         "reached": reached if math.isfinite(reached) else None,
         "diverged": diverged,
     }
-
-
-# ---------------------------------------------------------------------- forward and backward
-
-
-class _EagerStep:
-    """Loss and gradients of a batch."""
-
-    def __init__(self, workload: Workload, model: nn.Module) -> None:
-        self._workload, self._model = workload, model
-
-    def __call__(self, batch: Batch) -> Tensor:
-        self._model.zero_grad(set_to_none=True)
-        loss = self._workload.loss(self._model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-
-class _GraphedStep:
-    """The same, recorded once as a CUDA graph and replayed: one launch instead of hundreds.
-
-    The gradients are made within the graph, in memory of its own, so every replay writes them anew: that is
-    what zeroes them. Recording runs the model on a batch like those to come; the statistics that this moves
-    are put back. Whoever moves the weights must do so in place, for the graph knows them by their address.
-    """
-
-    def __init__(self, workload: Workload, model: nn.Module, like: Batch) -> None:
-        self._inputs = tuple(part.clone() for part in like)
-        eager = _EagerStep(workload, model)
-        kept = [buffer.clone() for buffer in model.buffers()]
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        try:
-            aside.wait_stream(here)
-            with torch.cuda.stream(aside):
-                for _ in range(_CAPTURE_WARM_UPS):
-                    eager(self._inputs)
-            here.wait_stream(aside)
-            model.zero_grad(set_to_none=True)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._loss = eager(self._inputs)
-        finally:
-            for buffer, before in zip(model.buffers(), kept, strict=True):
-                buffer.copy_(before)
-
-    def __call__(self, batch: Batch) -> Tensor:
-        for mine, given in zip(self._inputs, batch, strict=True):
-            mine.copy_(given)
-        self._graph.replay()
-        return self._loss
-
-
-def _step(run: Run, workload: Workload, model: nn.Module) -> tuple[Callable[[Batch], Tensor], str]:
-    """The quickest way to the gradients, and which one it is."""
-    if torch.device(run.device).type != "cuda":
-        return _EagerStep(workload, model), "eager"
-    try:
-        return _GraphedStep(workload, model, next(workload.batches(run.seed))), "graph"
-    except RuntimeError as error:
-        model.zero_grad(set_to_none=True)
-        return _EagerStep(workload, model), f"eager, for no graph could be made: {error}"[:200]
 
 
 # ---------------------------------------------------------------------- arms

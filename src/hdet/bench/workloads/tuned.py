@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.bench.workloads import charlm, sentences
+import hdet.bench.workloads.charlm as charlm
+import hdet.bench.workloads.sentences as sentences
 from hdet.bench.workloads.base import Workload, at_scale, data_file, generator, seeded
 
 __all__ = ["LowRank", "make", "make_lora"]

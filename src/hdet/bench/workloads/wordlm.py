@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from hdet.bench.workloads import charlm
+import hdet.bench.workloads.charlm as charlm
 from hdet.bench.workloads.base import Workload, at_scale, data_file
 
 __all__ = ["make"]

@@ -18,6 +18,7 @@ import hdet
 from hdet.bench.regret import arms
 from hdet.bench.regret import command as regret
 from hdet.bench.regret.plan import ARMS, Run
+from hdet.bench.regret.steps import EagerStep, GraphedStep
 from hdet.bench.workloads import WORKLOADS, Workload
 from hdet.cli import app
 
@@ -98,9 +99,9 @@ def test_the_graphed_step_is_the_eager_one(name: str) -> None:
     workload = WORKLOADS[name]("gpu", "cuda")
     plain, model = workload.build(0), workload.build(0)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    graphed = arms._GraphedStep(workload, model, next(workload.batches(0)))
+    graphed = GraphedStep(workload, model, next(workload.batches(0)))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    expected = small_steps(arms._EagerStep(workload, plain), workload, plain)
+    expected = small_steps(EagerStep(workload, plain), workload, plain)
     assert small_steps(graphed, workload, model) == pytest.approx(expected, rel=1e-3)
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-2, atol=1e-3)

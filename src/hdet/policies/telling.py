@@ -1,0 +1,97 @@
+"""What a horizon says: records, errors, and what is logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from hdet.controllers import HorizonDecision, Window
+from hdet.history import HorizonRecord
+from hdet.hyperparameters import Axis, GroupLearningRate
+from hdet.policies.base import Context
+from hdet.policies.useless_probe import average
+
+__all__ = [
+    "never_moved",
+    "no_way_back",
+    "record_of",
+    "refuse",
+    "refuse_frozen",
+    "say_early_descent",
+    "what_rose",
+]
+
+logger = logging.getLogger("hdet")
+
+
+def refuse(context: Context, axes: Sequence[Axis]) -> None:
+    """Raise TypeError for what a horizon cannot judge."""
+    others = [axis.name for axis in axes if not isinstance(axis, GroupLearningRate)]
+    if others:
+        raise TypeError(
+            f"{context.caller}: a horizon judges the learning rate alone, got {', '.join(others)}"
+        )
+    if context.replicas.here > 1:
+        raise TypeError(
+            f"{context.caller}: a horizon judges one model's path, got {context.replicas.size} replicas "
+            "stacked in one process; train one model on all their batches, or use one process per replica"
+        )
+
+
+def refuse_frozen(caller: str, trained: Sequence[object]) -> None:
+    """Raise ValueError where there is nothing to train."""
+    if not trained:
+        raise ValueError(
+            f"{caller}: the optimizer must train something, and all its parameters are frozen; call "
+            "requires_grad_() on some first"
+        )
+
+
+def record_of(name: str, decision: HorizonDecision, window: Window) -> HorizonRecord:
+    """A decision and the window it rests on, as the history keeps them."""
+    return HorizonRecord(
+        name=name,
+        action=decision.action,
+        speed=decision.speed,
+        lag=decision.lag,
+        tolerated=decision.tolerated,
+        gap=decision.gap,
+        progress=decision.progress,
+        loss_previous=average(window.previous),
+        loss_mean=average(window.mean),
+        loss_end=average(window.end),
+        why=decision.why,
+    )
+
+
+def what_rose(window: Window, *, first: bool) -> str:
+    """Why training goes back."""
+    if first:
+        return f"the weights moved by {window.displacement:.3g} of their norm"
+    return f"the probe's loss rose from {average(window.previous):.4g} to {average(window.mean):.4g}"
+
+
+def no_way_back(where: str, tried: str) -> RuntimeError:
+    """Going back has not helped, or is not possible."""
+    return RuntimeError(
+        f"{where} over the window, and going back is no way out ({tried}). Check the loss for NaN, the data "
+        "from here on, and that the probe's batches are of the kind that is trained on"
+    )
+
+
+def never_moved(where: str, times: int) -> RuntimeError:
+    """The optimizer steps and the weights stay."""
+    return RuntimeError(
+        f"{where}: the weights must move, and did not, although the learning rate was raised {times} times a "
+        "hundredfold; does loss.backward() reach what the optimizer trains?"
+    )
+
+
+def say_early_descent(caller: str, step: int, share: float) -> None:
+    """A schedule that falls from the first step leaves no time to find its size."""
+    logger.warning(
+        "%s: the schedule is below %d %% of its peak after %d steps: the search for its size ends here",
+        caller,
+        100 * share,
+        step,
+    )
