@@ -119,7 +119,7 @@ class BestMean:
         if self._mean is None or numbers != self._numbers:
             self._numbers = numbers
             self._mean = WindowMean([local(self._parameters[i]) for i in numbers])
-            self._keeper.follow(numbers)
+            self._keeper.follow({i: local(self._parameters[i]) for i in numbers})
         end = self._window_end if self._window_end is not None else self.steps + self._windows.first
         self._mean.begin(end - self.steps)
         self._mean_is_new = False

@@ -20,6 +20,11 @@ def decisions(records: list[hdet.SyncRecord]) -> list[str]:
     return [replace(record, milliseconds=0.0).to_json() for record in records]
 
 
+def searched(records: list[hdet.SyncRecord]) -> list[hdet.SyncRecord]:
+    """Those of the search; windows of the descent that follows it move nothing."""
+    return [record for record in records if record.horizon[0].why != "the schedule comes down"]
+
+
 TASK = quadratic.make()
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

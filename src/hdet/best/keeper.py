@@ -74,10 +74,10 @@ class Keeper:
         """Whether there is a copy to go back to."""
         return self._kept is not None
 
-    def follow(self, numbers: Sequence[int]) -> None:
+    def follow(self, weights: Mapping[int, Tensor]) -> None:
         """What is trained from now on."""
         if self._kept is not None:
-            self._kept.join(numbers)
+            self._kept.join(weights)
 
     def offer(self, candidate: Candidate, weights: Mapping[int, Tensor]) -> bool:
         """Keep the weights, unless better ones were seen. The candidate's losses are those of all ranks."""

@@ -24,7 +24,7 @@ class Kept:
         self, model: nn.Module, parameters: Sequence[Tensor], where: Literal["device", "host"]
     ) -> None:
         self._model = model
-        self._parameters = list(parameters)
+        self._parameters = dict(enumerate(parameters))
         self._where = where
         self._weights: dict[int, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
@@ -44,12 +44,13 @@ class Kept:
         self._buffers = {name: self._copy(buffer) for name, buffer in self._model.named_buffers()}
 
     @torch.no_grad()
-    def join(self, numbers: Sequence[int]) -> None:
+    def join(self, parameters: Mapping[int, Tensor]) -> None:
         """Parameters that are trained from now on: until here they have not changed."""
+        self._parameters |= parameters
         if self._weights:
-            for i in numbers:
+            for i, parameter in parameters.items():
                 if i not in self._weights:
-                    self._weights[i] = self._copy(self._parameters[i])
+                    self._weights[i] = self._copy(parameter)
 
     @torch.no_grad()
     def write_(self) -> None:

@@ -43,6 +43,8 @@ _THROWN = 2.0
 #: Where nothing but drift is seen the end is ahead of the mean by half a window's progress; a young run is
 #: like that whatever its learning rate. One that still is after this share of its steps is too slow by far.
 _DRIFT, _YOUTH = -0.2, 0.15
+#: Progress below this share of all that the search has gained is a standstill even where nothing is noisy.
+_STANDSTILL = 1e-3
 #: How close to a value that exploded the factor may grow, and how that value grows with time, as t to this.
 _BELOW_CEILING, _CEILING_GROWTH = 0.5, 0.5
 #: Without an end in sight the run is taken to be at this share of its length.
@@ -195,8 +197,9 @@ class HorizonController:
         pooled_progress = self._pool(state.progress, mean_of(progress))
         first = state.first_loss if state.first_loss is not None else mean_of(window.previous)
         state = replace(state, gap=pooled_gap, progress=pooled_progress, first_loss=first)
-        # Progress that is not larger than its error counts as none, whatever the loss is.
-        least = self.significance * standard_error(progress)
+        # Progress that is not larger than its error counts as none; nor does what is left without noise.
+        gained = max(first - mean_of(window.mean), 0.0)
+        least = max(self.significance * standard_error(progress), _STANDSTILL * gained)
         tolerated = self.tolerance * self.speed / math.sqrt(window.share) / max(speed, 1e-12)
         lag_so_far = _ratio(pooled_gap, max(pooled_progress, least))
         lag = max(lag_so_far, 0.0)
@@ -204,14 +207,16 @@ class HorizonController:
         if not self._is_significant(window, tolerated):
             return replace(seen, why="not significant")
         limit = self.growth * math.log(window.next_step / window.step)
-        if window.share > _YOUTH and lag_so_far < _DRIFT:
+        if window.share > _YOUTH and lag_so_far < _DRIFT and window.rise <= 0:
             limit *= 2
         change = limit * min(max((tolerated - lag) / tolerated, -1.0), 1.0)
         if change > 0:
-            # Where noise shows and progress does not, more noise is no way out. Where neither shows, the
-            # learning rate is too small to be judged.
-            noisy = pooled_gap > self.significance * standard_error(gap)
-            if pooled_progress <= (least if noisy else -least):
+            # Where nothing has been gained at all, and noise does not show either, the learning rate is too
+            # small to be judged.
+            error = standard_error(progress)
+            blind = gained <= 3 * error and pooled_gap <= self.significance * standard_error(gap)
+            stands = mean_of(progress) <= _STANDSTILL * gained and not error > 0
+            if stands or pooled_progress <= (-least if blind and error > 0 else least):
                 return replace(seen, why="no progress")
             room = math.log(self.top_speed / max(speed, 1e-12))
             if state.ceiling is not None:

@@ -43,6 +43,15 @@ FIRST_LR = 1e-5
 #: One probe batch for so many steps of a window: what probing costs stays a small share of training.
 _STEPS_PER_BATCH = 50
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
+#: What a saved state calls the plain values.
+_PLAIN = {
+    "began": "_began",
+    "window_end": "window_end",
+    "taken": "_taken",
+    "fresh": "_fresh",
+    "searching": "_searching",
+    "total_steps": "_total_steps",
+}
 #: A schedule below this share of its peak is in its final descent.
 _DESCENT = 0.7
 
@@ -96,7 +105,8 @@ class Horizon(Policy):
             "scope": self._scope,
             "snapshot": self._where,
             "best weights": f"{self._keep}, patience {self._patience}",
-            "probe batches a sync": repr((self._probe.per_sync, self._probe.choosing)),
+            "probe batches a sync": repr(self._probe.per_sync),
+            "probe batches to choose by": repr(self._probe.choosing),
         }
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
@@ -191,7 +201,7 @@ class Horizon(Policy):
         if self.window_end is not None:
             if self._trail.follow():
                 self.incumbent.previous = None  # of other weights
-                self.incumbent.keeper.follow(self._trail.numbers)
+                self.incumbent.keeper.follow(self._numbered(self._trail.weights))
             self._trail.mean.begin(self.window_end - self._began)
         if self._fresh:
             self._trail.start()
@@ -297,23 +307,17 @@ class Horizon(Policy):
     def _read(self, seen: Seen, losses: PointLosses, rise: float) -> list[Window]:
         """What the window showed of each scope, from the rows of all replicas."""
         middle = (self._began + 1 + seen.step) / 2
-        best = self.incumbent.best
         windows = []
         for scope in range(len(self._states)):
-            window = Window(
+            timing = Window(
                 step=seen.step,
                 next_step=self._window_after(seen.step) or seen.step + (seen.step - self._began),
                 total_steps=seen.total_steps,
                 displacement=losses.displacement(scope),
                 apart=middle - self._previous_middle[scope],
-                previous=losses.before(scope),
-                mean=losses.mean(),
-                end=losses.end(scope),
-                mean_there=losses.mean_there(),
-                best=best if best is not None and losses.measured else (),
                 rise=rise,
             )
-            windows.append(window)
+            windows.append(losses.fill(timing, scope, self.incumbent.best))
         self._useless.refuse(seen.step, windows)
         return windows
 
@@ -372,13 +376,8 @@ class Horizon(Policy):
         """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
         return {
             "states": [asdict(state) for state in self._states],
-            "began": self._began,
-            "window_end": self.window_end,
+            **{name: getattr(self, attribute) for name, attribute in _PLAIN.items()},
             "previous_middle": list(self._previous_middle),
-            "taken": self._taken,
-            "fresh": self._fresh,
-            "searching": self._searching,
-            "total_steps": self._total_steps,
             "incumbent": self.incumbent.state_dict(),
             "curve": [self._curve_peak, self._curve_before],
             "constant": self._useless.state(),
@@ -394,14 +393,14 @@ class Horizon(Policy):
                 f"has {len(state['states'])} factors, this run {len(self._states)}"
             )
         self._states = [HorizonState(**saved) for saved in state["states"]]
-        self._began, self.window_end = state["began"], state["window_end"]
+        # In a state of version 0.1.0 there is less: the search was over when there was no window any more.
+        for name, attribute in _PLAIN.items():
+            setattr(self, attribute, state.get(name, getattr(self, attribute)))
         self._previous_middle = list(state["previous_middle"])
-        self._taken, self._fresh = state["taken"], state["fresh"]
         self._curve_peak, self._curve_before = state["curve"]
         if "incumbent" in state:
-            self._searching, self._total_steps = state["searching"], state["total_steps"]
             self.incumbent.load_state_dict(state["incumbent"])
-        else:  # a state of version 0.1.0: the choice begins anew
+        else:
             self._searching = self.window_end is not None
         self._useless.load(state["constant"])
         self._trail.load_state_dict(state["trail"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from hdet.best import Keeper
+from hdet.controllers import Window
 from hdet.weights.trail import Trail
 
 __all__ = ["PointLosses", "measure_chosen", "measure_own"]
@@ -108,6 +110,17 @@ class PointLosses:
                 at += batches
             self._chosen = _part(rows, at, batches)
         self._narrow = previous is None and not remembers
+
+    def fill(self, timing: Window, scope: int, best: Sequence[float] | None) -> Window:
+        """A window with its losses."""
+        return replace(
+            timing,
+            previous=self.before(scope),
+            mean=self.mean(),
+            end=self.end(scope),
+            mean_there=self.mean_there(),
+            best=best if best is not None and self.measured else (),
+        )
 
     def displacement(self, scope: int) -> float:
         """‖m − p‖ / ‖p‖, the mean over the ranks."""

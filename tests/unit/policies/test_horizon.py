@@ -17,7 +17,7 @@ import hdet
 from hdet import AutoLR
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.schedules.shapes import SHAPES, WarmStableDecay
-from tests.unit.training import OPTIMIZERS, Halves, Training, network, probe_of, train
+from tests.unit.training import OPTIMIZERS, Halves, Training, network, probe_of, searched, train
 
 pytestmark = pytest.mark.usefixtures("same_seed")
 
@@ -34,8 +34,8 @@ class Frozen(HorizonController):
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_looking_changes_nothing(kind: str, scope: str) -> None:
     """With the factor frozen, weights, statistics and optimizer state are plain training's, bit for bit."""
-    looked = Training(kind, controller=Frozen(), scope=scope).run(200)
-    assert sum(math.isfinite(r.horizon[0].loss_mean) for r in looked.records) == 10, "it has looked"
+    looked = Training(kind, controller=Frozen(), scope=scope, patience=None).run(200)
+    assert sum(math.isfinite(r.horizon[0].loss_mean) for r in searched(looked.records)) == 10, "it has looked"
     plain = Training(kind, auto=False)
     shape = WarmStableDecay.of(200)
     for step in range(200):
@@ -73,9 +73,9 @@ def test_other_schedules_keep_their_curve(name: str) -> None:
     factors = [lr / value for (lr, _), value in zip(run.lrs, curve, strict=True)]
     peak = curve.index(max(curve))
     below = next(step for step in range(peak, steps) if curve[step] < 0.7 * max(curve))
-    late = [record.step for record in run.records if record.step > below]
+    late = [record.step for record in searched(run.records) if record.step > below]
     assert len(late) <= 1
-    stopped = late[0] if late else run.records[-1].step
+    stopped = late[0] if late else searched(run.records)[-1].step
     assert factors[stopped:] == pytest.approx([factors[-1]] * (steps - stopped), rel=1e-6)
     assert len({round(math.log(f), 3) for f in factors[:stopped]}) > 5, "until then it has searched"
     assert max(lr for lr, _ in run.lrs) > 1e-3
@@ -100,7 +100,7 @@ def test_one_cycle_is_not_climbed_twice() -> None:
 
 def test_fixed_windows() -> None:
     run = Training(sync_every=15).run(200)
-    assert [record.step for record in run.records] == [15, 30, 45, 60, 75, 90, 105, 120, 135, 150]
+    assert [record.step for record in searched(run.records)] == [15, 30, 45, 60, 75, 90, 105, 120, 135, 150]
 
 
 def test_a_schedule_that_falls_at_once_is_said_to_end_the_search(caplog: pytest.LogCaptureFixture) -> None:
