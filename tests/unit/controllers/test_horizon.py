@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import FrozenInstanceError, asdict, fields, replace
-from typing import Any
+import statistics
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, asdict, replace
+from typing import Any, Literal, NamedTuple
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
-from tests import reference
 
 #: Every number of the rule, spelled out: what is tested here does not depend on the defaults.
 SETTINGS = {
@@ -23,10 +24,12 @@ SETTINGS = {
     "memory": 0.5,
     "significance": 1.0,
     "relapse": 0.05,
-    "standstill": 0.003,
 }
 #: After the scaling windows, and with an improvement to compare with.
 STEADY = HorizonState(1e-3, windows=9, first_loss=4.0)
+#: What a window by default says of their speed, and the pace of weights that have always been as fast.
+SPEED = 0.02 * 2000 / 18
+PACED = replace(STEADY, pace=SPEED / STEADY.value)
 
 
 def window(
@@ -53,7 +56,7 @@ def window(
         [level] * batches,
         [mean] * batches,
         [mean + gap] * batches,
-        rise,
+        rise=rise,
     )
 
 
@@ -79,49 +82,226 @@ def settings() -> st.SearchStrategy[dict[str, float]]:
             "memory": st.floats(0, 0.95),
             "significance": st.floats(0, 3),
             "relapse": st.floats(0, 0.2),
-            "standstill": st.floats(0, 0.02),
         }
     )
 
 
+What = Literal["update", "descend", "retreat"]
+#: What is asked of the controller, one after the other; a retreat reads nothing of its window.
+Run = list[tuple[What, Window]]
+
+
+def as_a_run(draw: st.DrawFn, windows: list[Window]) -> Run:
+    """A search that retreats now and then, and, perhaps, its descent, to the very end or not."""
+    if windows and draw(st.booleans()):
+        windows = [replace(w, total_steps=windows[-1].step) for w in windows]
+    windows = [w for w in windows if w.total_steps is None or w.step <= w.total_steps]
+    descent = draw(st.integers(len(windows) // 2, 2 * len(windows)))
+    run: Run = []
+    for k, w in enumerate(windows):
+        run.append(("update" if k < descent else "descend", w))
+        if k < descent and draw(st.integers(0, 9)) == 0:
+            run.append(("retreat", w))
+    return run
+
+
 @st.composite
-def runs(draw: st.DrawFn) -> list[Window]:
+def runs(draw: st.DrawFn) -> Run:
     """A run of windows: nothing moves at first, perhaps, then losses that fall, stand still, or explode."""
     total = draw(st.one_of(st.none(), st.integers(400, 5000)))
     batches = draw(st.integers(1, 5))
     blind = draw(st.lists(st.sampled_from([0.0, 5e-7, math.nan, 40.0]), max_size=8))
+    pace = draw(st.floats(-4, -1))
     step, level, seen = 0, draw(st.floats(0.5, 10)), []
-    for k in range(len(blind) + draw(st.integers(1, 12))):
+    best: list[float] = []
+    for k in range(len(blind) + draw(st.integers(1, 16))):
         length = max(10, step // 5)
         step += length
-        displacement = blind[k] if k < len(blind) else 10 ** draw(st.floats(-4, -0.5))
+        displacement = blind[k] if k < len(blind) else 10 ** (pace + draw(st.floats(-0.5, 0.5)))
         scale = 10 ** draw(st.floats(-5, -0.5))
         progress = scale * draw(st.floats(-0.5, 1))
-        gap = scale * draw(st.floats(-0.2, 2))
-        noise = [scale * draw(st.floats(-1, 1)) for _ in range(2 * batches)]
+        gap = scale * draw(st.floats(-1, 2))
+        width = scale * draw(st.sampled_from([0.0, 0.1, 1.0]))
+        noise = [width * draw(st.floats(-1, 1)) for _ in range(2 * batches)]
         previous = [level + 0.1 * i for i in range(batches)]
         mean = [p - progress + noise[i] for i, p in enumerate(previous)]
-        end = [m + gap + noise[batches + i] for i, m in enumerate(mean)]
+        there = draw(st.sampled_from([(), mean[: draw(st.integers(1, batches))]]))
+        end = [m + gap + noise[batches + i] for i, m in enumerate(there or mean)]
         if draw(st.integers(0, 19)) == 0:
             end[0] = math.inf
-        rise = draw(st.sampled_from([0.0, 0.05, -0.2]))
+        best = min(best or previous, previous, key=statistics.fmean)
         seen.append(
-            Window(step, step + max(10, step // 5), total, displacement, length, previous, mean, end, rise)
+            Window(
+                step,
+                step + max(10, step // 5),
+                total,
+                displacement,
+                length,
+                previous,
+                mean,
+                end,
+                mean_there=there,
+                best=draw(st.sampled_from([(), best])),
+                rise=draw(st.sampled_from([0.0, 0.05, -0.2])),
+            )
         )
         level -= progress
-    return [w for w in seen if w.total_steps is None or w.step <= w.total_steps]
+    return as_a_run(draw, seen)
+
+
+class Told(NamedTuple):
+    """What the twin says of one step of a run."""
+
+    action: str
+    value: float
+    ceiling: float | None
+    backs: int
+    total_backs: int
+
+
+def error_of(values: Sequence[float]) -> float:
+    """The standard error of a mean; of a single value none is known."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def pooled(values: Sequence[float], memory: float) -> float:
+    """All of them at once: each counts ``memory`` times what the one after it does."""
+    newest_first = list(reversed(values))
+    recent = sum((1 - memory) * memory**age * x for age, x in enumerate(newest_first[:-1]))
+    return recent + memory ** (len(values) - 1) * values[0]
+
+
+def slow_twin(value: float, run: Run, s: dict[str, float]) -> list[Told]:
+    """The controller's docstring, line by line; what it remembers are the numbers themselves, in lists."""
+    told: list[Told] = []
+    paces: list[float] = []  # speed by value, of every window that did not lead back
+    gaps: list[float] = []  # of the windows judged since the last way back
+    gains: list[float] = []
+    first = ceiling = None
+    start_noise, count, raised, backs, total_backs = 0.0, 0, 0, 0, 0
+    for what, w in run:
+        action = "hold"
+        if what == "retreat":
+            value, ceiling = value / 3, value
+            gaps, gains, start_noise = [], [], 0.0
+            told.append(Told("retreat", value, ceiling, backs, total_backs))
+            continue
+        share = 0.15 if w.total_steps is None else w.step / w.total_steps
+        v = w.displacement / w.apart * (w.step / share)
+        if what == "update" and count == 0:  # next to no learning rate: only how far it carries is known
+            if math.isnan(w.displacement) or w.displacement > 1:
+                ceiling = value if ceiling is None else min(ceiling, value)
+                value, action, backs, total_backs = value / 100, "back", backs + 1, total_backs + 1
+            elif w.displacement <= 1e-6:
+                raised += 1
+                if raised <= 6:
+                    value, action, backs = value * 100, "scale", 0
+                elif raised == 7:
+                    value /= 100**6
+            else:
+                value, action, count, backs = value * s["start_speed"] / v, "scale", 1, 0
+            told.append(Told(action, value, ceiling, backs, total_backs))
+            continue
+
+        count += what == "update"
+        rises = [m - p for m, p in zip(w.mean, w.previous, strict=True)]
+        progresses = [b - m for b, m in zip(w.best or w.previous, w.mean, strict=True)]
+        noises = [e - m for e, m in zip(w.end, w.mean_there or w.mean, strict=True)]
+        if not all(map(math.isfinite, (v, *w.mean, *w.end))):
+            leads_back = True
+        else:
+            allowed = max(start_noise, 0.0)
+            unexplained = statistics.fmean(rises) - allowed - 3 * error_of(rises)
+            if first is None:  # the search has not begun
+                leads_back = unexplained > 0
+            else:
+                improvement = max(first - statistics.fmean(w.previous), 0.0)
+                thrown = bool(paces) and v / value > 2 * pooled(paces, s["memory"])
+                much = (s["relapse"] if what == "update" else 0.5) * improvement
+                all_is_lost = all(rise > improvement + allowed for rise in rises)
+                leads_back = all_is_lost or (unexplained > 0 and (thrown or unexplained > much))
+        if what == "descend" and w.step == w.total_steps:
+            leads_back = False
+        if leads_back:
+            ceiling = value if ceiling is None else min(ceiling, value)
+            value, gaps, gains, backs, total_backs = value / 3, [], [], backs + 1, total_backs + 1
+            told.append(Told("back", value, ceiling, backs, total_backs))
+            continue
+        backs, start_noise = 0, statistics.fmean(noises)
+        if what == "descend":
+            told.append(Told("hold", value, ceiling, backs, total_backs))
+            continue
+        paces.append(v / value)
+        if count <= 3:  # bring the weights to speed
+            change = min(max(math.log(s["start_speed"] / v), -math.log(3)), math.log(3))
+            if statistics.fmean(noises) > statistics.fmean(progresses):
+                change = min(change, 0.0)
+            value *= math.exp(change)
+            told.append(Told("scale", value, ceiling, backs, total_backs))
+            continue
+
+        first = statistics.fmean(w.previous) if first is None else first
+        gaps.append(statistics.fmean(noises))
+        gains.append(statistics.fmean(progresses))
+        gap, progress = pooled(gaps, s["memory"]), pooled(gains, s["memory"])
+        progress_error = s["significance"] * error_of(progresses)
+        gap_error = s["significance"] * error_of(noises)
+        v_star = s["speed"] / math.sqrt(share)
+        c = s["tolerance"] * v_star / v
+        counted = max(progress, progress_error)
+        lag = gap / counted if counted > 0 else math.inf if gap > 0 else 0.0
+        most = s["growth"] * math.log(w.next_step / w.step)
+        if share > 0.15 and lag < -0.2:
+            most = 2 * most
+        change = most * min(max((c - max(lag, 0.0)) / c, -1.0), 1.0)
+        if len(progresses) >= 3:
+            if len(noises) == len(progresses):
+                excess = [g - c * p for g, p in zip(noises, progresses, strict=True)]
+                difference, doubt = statistics.fmean(excess), error_of(excess)
+            else:
+                difference = statistics.fmean(noises) - c * statistics.fmean(progresses)
+                doubt = c * error_of(progresses)
+            if abs(difference) < s["significance"] * doubt:
+                change = 0.0
+        if change > 0:
+            nothing_shows = gap <= gap_error and -progress_error < progress
+            if progress > progress_error or nothing_shows:
+                bounds = [change, most - max(w.rise, 0.0), math.log(s["top_speed"] / v)]
+                if ceiling is not None:
+                    ceiling *= math.sqrt(w.next_step / w.step)
+                    bounds.append(math.log(ceiling / 2 / value))
+                change = max(0.0, min(bounds))
+            else:
+                change = 0.0
+        value *= math.exp(change)
+        action = "up" if change > 0 else "down" if change < 0 else "hold"
+        told.append(Told(action, value, ceiling, backs, total_backs))
+    return told
+
+
+def play(controller: HorizonController, state: HorizonState, run: Run) -> list[tuple[str, HorizonState]]:
+    """What the controller does, and the state after it, at each step of a run."""
+    done = []
+    for what, w in run:
+        if what == "retreat":
+            action, state = "retreat", controller.retreat(state)
+        else:
+            decision = (controller.update if what == "update" else controller.descend)(state, w)
+            action, state = decision.action, decision.state
+        done.append((action, state))
+    return done
 
 
 @given(runs(), settings())
-def test_update_is_the_documented_rule(seen: list[Window], options: dict[str, float]) -> None:
-    looked = [reference.Looked(*(getattr(w, field.name) for field in fields(Window))) for w in seen]
-    expected = reference.horizon(0.1, looked, reference.HorizonSettings(**options))
-    controller, state = HorizonController(**options), HorizonState(0.1)
-    for w, (factor, action) in zip(seen, expected, strict=True):
-        decision = controller.update(state, w)
-        assert decision.action == action
-        assert decision.state.value == pytest.approx(factor, rel=1e-9)
-        state = decision.state
+def test_update_is_the_documented_rule(run: Run, options: dict[str, float]) -> None:
+    """And so are the descent and the retreat."""
+    expected = slow_twin(0.1, run, options)
+    done = play(HorizonController(**options), HorizonState(0.1), run)
+    for (action, state), twin in zip(done, expected, strict=True):
+        assert action == twin.action
+        assert state.value == pytest.approx(twin.value, rel=1e-9)
+        assert state.ceiling == (None if twin.ceiling is None else pytest.approx(twin.ceiling, rel=1e-9))
+        assert (state.backs, state.total_backs) == (twin.backs, twin.total_backs)
 
 
 def test_these_are_all_numbers_of_the_rule() -> None:
@@ -153,12 +333,23 @@ def test_as_much_lag_as_is_tolerated_moves_nothing() -> None:
     assert log_change(decision) == pytest.approx(0.0, abs=1e-12)
 
 
-@given(st.floats(-1, 3), st.floats(-0.09, 1), st.floats(0, 2), st.integers(101, 200))
-def test_one_window_moves_at_most_growth(gap: float, progress: float, displacement: float, then: int) -> None:
-    seen = window(gap, progress, next_step=then, displacement=displacement)
+@given(
+    st.floats(-1, 3),
+    st.floats(-0.09, 1),
+    st.floats(0, 2),
+    st.integers(101, 200),
+    st.one_of(st.none(), st.integers(101, 5000)),
+)
+def test_one_window_moves_at_most_growth(
+    gap: float, progress: float, displacement: float, then: int, total: int | None
+) -> None:
+    """Twice as much, and only upwards, where a run that is no longer young does nothing but drift."""
+    seen = window(gap, progress, next_step=then, total_steps=total, displacement=displacement)
     decision = controller_with().update(STEADY, seen)
     assert decision.action != "back"
-    assert abs(log_change(decision)) <= 1.5 * math.log(then / 100) + 1e-12
+    limit = 1.5 * math.log(then / 100)
+    drifts = gap < 0 < progress and total is not None and 100 / total > 0.15
+    assert -limit - 1e-12 <= log_change(decision) <= (2 if drifts else 1) * limit + 1e-12
 
 
 def test_the_learning_rate_grows_no_faster_than_a_power_of_time() -> None:
@@ -199,9 +390,11 @@ def test_nothing_is_written_to() -> None:
 # ---------------------------------------------------------------------- evidence
 
 
-def noisy(progress: list[float]) -> Window:
+def noisy(progress: Sequence[float], gap: Sequence[float] | None = None) -> Window:
+    """Every batch says something of its own."""
     mean = [2.0 - x for x in progress]
-    return replace(window(), previous=[2.0] * len(mean), mean=mean, end=[m + 0.3 for m in mean])
+    end = [m + g for m, g in zip(mean, gap or [0.3] * len(mean), strict=True)]
+    return replace(window(), previous=[2.0] * len(mean), mean=mean, end=end)
 
 
 def test_noise_in_few_batches_moves_nothing() -> None:
@@ -219,7 +412,11 @@ def test_the_same_difference_on_quiet_batches_moves() -> None:
 
 
 def test_two_batches_make_no_standard_error() -> None:
-    assert controller_with().update(STEADY, noisy([0.15, -0.13])).action == "down"
+    """0.01 ± 0.14 either way, and noise of 12.5 times that error, where 12.1 is tolerated."""
+    two, three = [0.15, -0.13], [0.01 + 0.14 * math.sqrt(3), 0.01, 0.01 - 0.14 * math.sqrt(3)]
+    assert controller_with().update(STEADY, noisy(two, gap=[1.75] * 2)).action == "down"
+    held = controller_with().update(STEADY, noisy(three, gap=[1.75] * 3))
+    assert (held.action, held.why) == ("hold", "not significant")
 
 
 def test_gap_and_progress_are_pooled_with_the_windows_before() -> None:
@@ -251,13 +448,20 @@ def test_beyond_top_speed_nothing_grows() -> None:
     assert controller.update(STEADY, window(3.0, 0.1, displacement=9.0 * 18 / 2000)).action == "down"
 
 
-@pytest.mark.parametrize("progress", [0.0, -0.001, 0.004])
-def test_without_progress_nothing_grows(progress: float) -> None:
-    """2.0 was gained so far; 0.3 % of that is the least that counts."""
-    still = controller_with().update(STEADY, window(-0.01, progress))
-    assert (still.action, still.why) == ("hold", "no progress")
-    assert controller_with().update(STEADY, window(-0.01, 0.007)).action == "up"
-    assert controller_with().update(STEADY, window(0.5, progress)).action == "down", "noise still counts"
+@pytest.mark.parametrize("progress", [[0.0, 0.0], [-0.001, -0.001], [0.009, -0.001]])
+def test_without_progress_nothing_grows(progress: list[float]) -> None:
+    """0.004 ± 0.005 is none; what is larger than its error counts, however little of the 2.0 gained it is."""
+    still = controller_with().update(STEADY, noisy(progress, gap=[0.001, 0.001]))
+    assert still.action == ("down" if progress[0] <= 0 else "hold"), "any lag is too much without progress"
+    assert still.why == ("" if progress[0] <= 0 else "no progress")
+    assert still.state.value <= STEADY.value
+    quiet = controller_with().update(STEADY, noisy([0.0, 0.0], gap=[-0.01, -0.01]))
+    assert (quiet.action, quiet.why) == ("hold", "no progress")
+    assert controller_with().update(STEADY, noisy([0.007, 0.001], gap=[0.001, 0.001])).action == "up"
+    assert controller_with().update(STEADY, noisy([1e-6, 1e-6], gap=[1e-7, 1e-7])).action == "up"
+    assert controller_with().update(STEADY, noisy(progress, gap=[0.5, 0.5])).action == "down", (
+        "noise still counts"
+    )
 
 
 @pytest.mark.parametrize("kind", ["rose", "mean inf", "end nan"])
@@ -274,6 +478,7 @@ def test_a_relapse_goes_back_with_a_third(kind: str) -> None:
         assert decision.state.value == pytest.approx(state.value / 3)
         assert (decision.state.backs, decision.state.total_backs) == (count, count)
         assert decision.state.gap is decision.state.progress is None, "what was pooled was another rate's"
+        assert decision.state.ceiling == state.value, "it does not grow back to where it was"
         state = decision.state
     well = controller_with().update(state, window())
     assert (well.state.backs, well.state.total_backs) == (0, 3)
@@ -289,6 +494,9 @@ def test_what_is_a_relapse() -> None:
     assert controller.update(after_noise, window(0.0, -0.21)).action == "back"
     assert controller.update(STEADY, noisy([0.5, -1.0, 0.4, -0.9])).action != "back", "three standard errors"
     assert controller.update(STEADY, noisy([-0.25, -0.26, -0.24, -0.25])).action == "back"
+    gained_nothing = replace(STEADY, first_loss=None)
+    assert controller.update(gained_nothing, window(0.0, -0.001)).action == "back", "nothing to share in"
+    assert controller.update(gained_nothing, window(0.0, 0.001)).action != "back"
 
 
 # ---------------------------------------------------------------------- the first windows
@@ -361,6 +569,398 @@ def test_weights_thrown_far_by_the_first_window_come_back(displacement: float) -
     assert (decision.action, decision.state.windows) == ("back", 0)
     assert decision.state.value == pytest.approx(1e-7)
     assert (decision.state.backs, decision.state.total_backs) == (1, 1)
+    assert decision.state.ceiling == 1e-5
+
+
+# ---------------------------------------------------------------------- what a loss is worth
+
+
+@st.composite
+def exact_runs(draw: st.DrawFn) -> Run:
+    """Losses of few binary digits, of 1, 2 or 4 batches: their differences and means are not rounded."""
+    batches = draw(st.sampled_from([1, 2, 4]))
+    total = draw(st.one_of(st.none(), st.integers(100, 3000)))
+    step, seen = 0, []
+    level = [draw(st.integers(1000, 4000)) for _ in range(batches)]
+    best = level
+    for _ in range(draw(st.integers(4, 16))):
+        length = max(10, step // 5)
+        step += length
+        wide = draw(st.sampled_from([0, 3, 100]))
+        drift, gap = draw(st.integers(-30, 100)), draw(st.integers(-60, 200))
+        mean = [p - drift + draw(st.integers(-wide, wide)) for p in level]
+        there = draw(st.sampled_from([(), mean[:1]]))
+        end = [m + gap + draw(st.integers(-wide, wide)) for m in there or mean]
+        losses = {"previous": level, "mean": mean, "end": end, "mean_there": there}
+        losses["best"] = draw(st.sampled_from([(), best]))
+        displacement = draw(st.sampled_from([0.003, 0.01, 0.02, 0.08]))
+        seen.append(
+            Window(
+                step,
+                step + max(10, step // 5),
+                total,
+                displacement,
+                length,
+                **{name: [x / 1024 for x in of] for name, of in losses.items()},  # type: ignore[arg-type]
+            )
+        )
+        level = mean
+        best = min(best, mean, key=sum)
+    return as_a_run(draw, seen)
+
+
+def told_otherwise(w: Window, scale: float, constant: float) -> Window:
+    names = ("previous", "mean", "end", "mean_there", "best")
+    return replace(w, **{name: [scale * x + constant for x in getattr(w, name)] for name in names})
+
+
+def remembered_otherwise(state: HorizonState, scale: float, constant: float) -> HorizonState:
+    """The same state, had the losses been others: none but these fields know them."""
+    return replace(
+        state,
+        first_loss=None if state.first_loss is None else scale * state.first_loss + constant,
+        gap=None if state.gap is None else scale * state.gap,
+        progress=None if state.progress is None else scale * state.progress,
+        last_gap=scale * state.last_gap,
+    )
+
+
+@given(exact_runs(), st.integers(-20, 20), st.integers(-4000, 4000))
+def test_neither_a_constant_nor_a_unit_of_the_loss_moves_a_decision(run: Run, power: int, by: int) -> None:
+    """Cross-entropy in nats or bits, a likelihood with or without its constant: one and the same run."""
+    scale = 2.0**power
+    constant = scale * by
+    other = [(what, told_otherwise(w, scale, constant)) for what, w in run]
+    expected = play(controller_with(), HorizonState(0.1), run)
+    for (action, state), (action_too, state_too) in zip(
+        expected, play(controller_with(), HorizonState(0.1), other), strict=True
+    ):
+        assert action_too == action
+        assert state_too.value == state.value
+        assert state_too == remembered_otherwise(state, scale, constant)
+
+
+@given(exact_runs(), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_the_loss_before_the_search_began_is_forgotten(run: Run, at_first: int, then: int) -> None:
+    """Targets that are not centred: the first windows win thousands, and nothing after them is like that."""
+    descends = [k for k, (what, _) in enumerate(run) if what != "update"]
+    assume(not descends or descends[0] >= 3)
+    two = [replace(w, best=(), previous=[x + 1 for x in w.mean], end=w.mean) for _, w in run[1:3]]
+    two = [replace(w, mean_there=()) for w in two]
+
+    def beginning(above: Sequence[tuple[int, int]]) -> Run:
+        raised = []
+        for w, (before, after) in zip(two, above, strict=True):
+            mean = [x + after for x in w.mean]
+            raised.append(replace(w, previous=[x + before for x in w.previous], mean=mean, end=mean))
+        return [("update", w) for w in (run[0][1], *raised)]
+
+    small = play(controller_with(), HorizonState(0.1), beginning([(0, 0), (0, 0)]) + run[3:])
+    huge = play(
+        controller_with(), HorizonState(0.1), beginning([(at_first + then, then), (then, 0)]) + run[3:]
+    )
+    assert huge == small
+    assert small[2][1].first_loss is None
+
+
+def test_a_relapse_is_a_share_of_what_the_judged_windows_gained() -> None:
+    """A million was won before; 6 % of the half won since is a relapse all the same."""
+    controller, state = controller_with(), HorizonState(1e-3, windows=1)
+    for level, progress in ((1e6, 1e6 - 2.0), (2.0, 0.0), (2.0, 0.25), (1.75, 0.25)):
+        state = controller.update(state, window(0.0, progress, level=level)).state
+    assert (state.first_loss, state.total_backs) == (2.0, 0)
+    assert controller.update(state, window(0.0, -0.02, level=1.5)).action != "back"
+    assert controller.update(state, window(0.0, -0.03, level=1.5)).action == "back"
+
+
+# ---------------------------------------------------------------------- the best so far
+
+
+@given(st.floats(0.001, 1.5), st.floats(0.0, 1.0))
+def test_recovery_from_a_spike_is_no_progress(spike: float, still_above: float) -> None:
+    """Down from the spike, and still above what was known before it."""
+    seen = window(0.001 * spike, spike * (1 - still_above), level=2.0 + spike)
+    recovering = replace(seen, best=[2.0, 2.0])
+    decision = controller_with().update(STEADY, recovering)
+    assert decision.progress == pytest.approx(-spike * still_above)
+    assert decision.action != "back", "it is above the best, but not above p"
+    assert decision.state.value <= STEADY.value
+    if still_above < 0.9:
+        assert controller_with().update(STEADY, seen).action == "up", "taken for progress where nobody knows"
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.0, 1.0))
+def test_beyond_the_best_progress_is_what_lies_beyond_it(progress: float, spike: float) -> None:
+    seen = replace(window(0.001, progress + spike, level=2.0 + spike), best=[2.0, 2.0])
+    decision = controller_with().update(STEADY, seen)
+    assert (decision.progress, decision.action) == (pytest.approx(progress), "up")
+    assert decision.lag == pytest.approx(0.001 / progress)
+
+
+def test_the_gap_is_measured_where_the_end_was() -> None:
+    """On one batch of four, and that one is far above the others."""
+    four = noisy([0.1, 0.1, 0.1, 0.1])
+    apart = replace(four, end=[7.25], mean_there=[7.0])
+    decision = controller_with().update(STEADY, apart)
+    assert (decision.gap, decision.progress) == (pytest.approx(0.25), pytest.approx(0.1))
+    assert decision.state.last_gap == pytest.approx(0.25)
+    with pytest.raises(ValueError, match="zip"):
+        controller_with().update(STEADY, replace(apart, mean_there=()))
+
+
+@given(st.floats(-0.5, 0.5))
+def test_where_fewer_batches_show_the_gap_the_error_is_that_of_progress(gap: float) -> None:
+    progress = [0.15, -0.13, 0.14, -0.12]
+    seen = replace(noisy(progress), end=[7.0 + gap], mean_there=[7.0])
+    decision = controller_with().update(STEADY, seen)
+    doubt = decision.tolerated * statistics.stdev(progress) / 2
+    difference = abs(gap - decision.tolerated * 0.01)
+    assume(abs(difference - doubt) > 1e-9)
+    assert (decision.why == "not significant") == (difference < doubt)
+
+
+# ---------------------------------------------------------------------- thrown, or a little worse
+
+
+@given(st.floats(0.001, 0.099), st.floats(0.05, 20))
+def test_a_small_rise_leads_back_where_weights_were_thrown(rise: float, times: float) -> None:
+    """Less than 5 % of the 2.0 gained: at the usual pace the data are used up, say."""
+    assume(abs(times - 2) > 1e-6)
+    seen = window(0.0, -rise, displacement=0.02 * times)
+    assert (controller_with().update(PACED, seen).action == "back") == (times > 2)
+    assert controller_with().update(STEADY, seen).action != "back", "no pace is known yet"
+    assert controller_with().update(PACED, replace(seen, mean=[1.9] * 2, end=[1.9] * 2)).action != "back", (
+        "far, and down"
+    )
+
+
+@given(st.floats(0.001, 0.099), st.floats(0.01, 100))
+def test_thrown_is_further_than_the_learning_rate_explains(rise: float, value: float) -> None:
+    """Twice the learning rate carries twice as far, and that is the usual pace."""
+    state = replace(PACED, value=value * PACED.value)
+    as_far_as_that = window(0.0, -rise, displacement=0.02 * value)
+    assert controller_with().update(state, as_far_as_that).action != "back"
+    further = window(0.0, -rise, displacement=0.02 * value * 2.1)
+    assert controller_with().update(state, further).action == "back"
+
+
+def test_the_pace_is_pooled_and_a_relapse_leaves_it() -> None:
+    controller, state, pace = controller_with(memory=0.75), STEADY, None
+    for displacement in (0.02, 0.03, 0.01):
+        unit = displacement * 2000 / 18 / state.value
+        pace = unit if pace is None else 0.75 * pace + 0.25 * unit
+        state = controller.update(state, window(displacement=displacement)).state
+        assert state.pace == pytest.approx(pace)
+    back = controller.update(state, window(0.0, -1.0, displacement=0.9)).state
+    assert (back.pace, back.total_backs) == (state.pace, 1), "what threw them is not what is usual"
+
+
+@given(st.floats(1e-4, 0.9), st.floats(0.0, 0.3))
+def test_noise_of_the_start_excuses_thrown_weights_too(rise: float, last_gap: float) -> None:
+    assume(abs(rise - last_gap) > 1e-9)
+    seen = window(0.0, -rise, displacement=0.5)
+    decision = controller_with().update(replace(PACED, last_gap=last_gap), seen)
+    assert (decision.action == "back") == (rise > last_gap)
+
+
+# ---------------------------------------------------------------------- the ceiling
+
+
+@given(st.floats(0.1, 100), st.integers(101, 300))
+def test_below_a_ceiling_growth_stops_at_half_of_it(times: float, then: int) -> None:
+    state = replace(STEADY, ceiling=times * STEADY.value)
+    seen = window(-0.01, 0.1, next_step=then)
+    decision = controller_with().update(state, seen)
+    ceiling = times * STEADY.value * math.sqrt(then / 100)
+    free = controller_with().update(STEADY, seen).state
+    assert decision.state.ceiling == pytest.approx(ceiling)
+    assert decision.state.value == pytest.approx(min(free.value, max(ceiling / 2, STEADY.value)))
+    assert free.ceiling is None
+
+
+def test_the_ceiling_rises_with_evidence_and_only_with_it() -> None:
+    """Progress, window by window, carries the value along below it, like √t."""
+    controller, step = controller_with(), 100
+    state = replace(STEADY, ceiling=2 * STEADY.value)
+    while step < 1600:
+        seen = window(-0.01, 0.1, step=step, next_step=2 * step, total_steps=10**6, displacement=1e-5)
+        state, step = controller.update(state, seen).state, 2 * step
+        assert state.ceiling == pytest.approx(2 * STEADY.value * math.sqrt(step / 100))
+        assert state.value == pytest.approx(state.ceiling / 2)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        noisy([0.15, -0.13, 0.14, -0.12]),
+        window(-0.01, -0.01),
+        noisy([0.009, -0.001], gap=[0.001, 0.001]),
+        window(5.0, 0.1),
+        window(0.0, -1.0),
+    ],
+    ids=["not significant", "worse", "no progress", "down", "back"],
+)
+def test_windows_without_progress_do_not_lift_the_ceiling(seen: Window) -> None:
+    state = replace(STEADY, ceiling=5 * STEADY.value)
+    after = controller_with().update(state, seen).state
+    assert after.ceiling == (STEADY.value if after.total_backs else state.ceiling)
+
+
+@given(st.floats(0.01, 10))
+def test_of_two_explosions_the_lower_counts(times: float) -> None:
+    state = replace(STEADY, ceiling=times * STEADY.value)
+    for decide in (controller_with().update, controller_with().descend):
+        after = decide(state, window(0.0, -3.0)).state
+        assert after.ceiling == min(times, 1.0) * STEADY.value
+        assert after.value == pytest.approx(STEADY.value / 3)
+
+
+# ---------------------------------------------------------------------- the descent, the retreat
+
+
+@given(st.floats(-3, 3), st.floats(-3, 3), st.integers(100, 2000), st.floats(0.0, 0.3))
+def test_in_the_descent_only_explosions_lead_back(
+    gap: float, progress: float, step: int, last_gap: float
+) -> None:
+    """Beyond half of the 2.0 gained; or with thrown weights. Nothing else moves the factor, or anything."""
+    state = replace(PACED, last_gap=last_gap, gap=0.3, progress=0.2, ceiling=0.5, backs=2)
+    assume(abs(-progress - last_gap - 1.0) > 1e-9)
+    seen = window(gap, progress, step=step, next_step=step + 20)
+    decision = controller_with().descend(state, seen)
+    if step < 2000 and -progress - last_gap > 1.0:
+        assert decision.action == "back"
+        assert decision.state.value == pytest.approx(STEADY.value / 3)
+        assert (decision.state.backs, decision.state.ceiling) == (3, STEADY.value)
+    else:
+        assert (decision.action, decision.why) == ("hold", "the schedule comes down")
+        assert decision.state == replace(state, last_gap=pytest.approx(gap), backs=0)
+    assert (decision.gap, decision.progress) == (pytest.approx(gap), pytest.approx(progress))
+
+
+def test_the_descent_bears_more_than_the_search_but_no_throw() -> None:
+    controller, overfits = controller_with(), window(0.0, -0.5)
+    assert controller.update(PACED, overfits).action == "back"
+    assert controller.descend(PACED, overfits).action == "hold"
+    assert controller.descend(PACED, replace(overfits, displacement=0.05)).action == "back"
+
+
+@pytest.mark.parametrize("kind", ["rose", "mean inf", "end nan", "thrown", "weights inf"])
+@pytest.mark.parametrize("total", [None, 100, 101])
+def test_the_last_step_never_leads_back(kind: str, total: int | None) -> None:
+    """There is none after it to make good what would be undone; what is handed over is chosen elsewhere."""
+    seen = {
+        "rose": window(0.0, -5.0, total_steps=total),
+        "mean inf": replace(window(total_steps=total), mean=[1.9, math.inf]),
+        "end nan": replace(window(total_steps=total), end=[math.nan, 1.9]),
+        "thrown": window(0.0, -0.5, displacement=5.0, total_steps=total),
+        "weights inf": window(displacement=math.inf, total_steps=total),
+    }[kind]
+    decision = controller_with().descend(PACED, seen)
+    assert decision.action == ("hold" if total == 100 else "back")
+    assert decision.state.value == pytest.approx(STEADY.value / (1 if total == 100 else 3))
+    assert controller_with().update(PACED, seen).action == "back", "a search goes on after its last window"
+
+
+def test_a_descent_before_anything_was_measured_holds() -> None:
+    decision = controller_with().descend(HorizonState(1e-5), Window(10, 20, 1000, 2e-4, 5.5))
+    assert (decision.action, decision.state.value, decision.state.backs) == ("hold", 1e-5, 0)
+
+
+@given(runs(), settings())
+def test_a_retreat_is_a_third_below_a_ceiling(run: Run, options: dict[str, float]) -> None:
+    """What was pooled was another rate's, and the weights stand where the best stood, without noise."""
+    controller = HorizonController(**options)
+    for _, state in play(controller, HorizonState(0.1), run):
+        after = controller.retreat(state)
+        assert after.value == pytest.approx(state.value / 3)
+        assert after == replace(
+            state, value=after.value, ceiling=state.value, gap=None, progress=None, last_gap=0.0
+        )
+
+
+def test_after_a_retreat_growth_ends_below_what_it_was() -> None:
+    controller = controller_with()
+    state = controller.retreat(STEADY)
+    for _ in range(60):
+        state = controller.update(state, window(-0.01, 0.1, next_step=101)).state
+        assert state.value <= STEADY.value / 2 * 1.01**30
+    assert state.value == pytest.approx(STEADY.value / 2 * 1.01**30), "as much as the ceiling has risen by"
+
+
+# ---------------------------------------------------------------------- drift
+
+
+@given(st.floats(-1, 1), st.integers(101, 2000), st.integers(101, 130))
+def test_an_old_run_that_drifts_grows_twice_as_fast(lag: float, total: int, then: int) -> None:
+    """Twice in the logarithm; a young one is ahead of its mean whatever its learning rate."""
+    assume(abs(lag + 0.2) > 1e-6)
+    seen = window(0.1 * lag, 0.1, total_steps=total, next_step=then, displacement=1e-4 * 18)
+    decision = controller_with().update(STEADY, seen)
+    limit = 1.5 * math.log(then / 100)
+    drifts = lag < -0.2 and 100 / total > 0.15
+    room = (decision.tolerated - max(lag, 0.0)) / decision.tolerated
+    assert log_change(decision) == pytest.approx((2 if drifts else 1) * limit * room)
+    assert decision.lag == pytest.approx(max(lag, 0.0))
+
+
+def test_without_an_end_no_run_is_old() -> None:
+    seen = window(-0.09, 0.1, step=10_000, next_step=12_000, total_steps=None, displacement=1e-4)
+    assert log_change(controller_with().update(STEADY, seen)) == pytest.approx(1.5 * math.log(1.2))
+
+
+def test_twice_as_fast_within_the_same_bounds() -> None:
+    """Top speed, the ceiling, and what the schedule rises by itself."""
+    limit, controller = 1.5 * math.log(1.2), controller_with()
+    drifting = window(-0.05, 0.1, total_steps=400)
+    assert log_change(controller.update(STEADY, drifting)) == pytest.approx(2 * limit)
+    assert log_change(controller.update(STEADY, replace(drifting, rise=limit))) == pytest.approx(limit)
+    below = controller.update(replace(STEADY, ceiling=2.5e-3), drifting)
+    assert below.state.value == pytest.approx(1.25e-3 * math.sqrt(1.2))
+    near_the_top = replace(drifting, displacement=14 * 18 / 400)
+    assert log_change(controller.update(STEADY, near_the_top)) == pytest.approx(math.log(16 / 14))
+
+
+# ---------------------------------------------------------------------- where little can be told
+
+
+@given(st.floats(-0.05, 0.05), st.floats(0, 0.05), st.floats(-0.03, 0.03), st.floats(0, 0.03))
+def test_what_shows_decides_whether_it_may_grow(
+    progress: float, progress_error: float, gap: float, gap_error: float
+) -> None:
+    """Of two batches the standard error is half their difference. Noise without progress may not grow; where
+    neither shows, the learning rate is too small to be judged, unless the loss clearly rises."""
+    seen = noisy(
+        [progress + progress_error, progress - progress_error], gap=[gap + gap_error, gap - gap_error]
+    )
+    assume(all(abs(abs(a) - b) > 1e-9 for a, b in ((progress, progress_error), (gap, gap_error))))
+    decision = controller_with().update(STEADY, seen)
+    noise_shows, progress_shows = gap > gap_error, progress > progress_error
+    if (noise_shows and not progress_shows) or progress < -progress_error:
+        assert decision.action in ("hold", "down")
+    elif decision.lag < 0.99 * decision.tolerated:
+        assert decision.action == "up"
+    assert decision.action != "back"
+
+
+def test_neither_noise_nor_progress_shows() -> None:
+    nothing = noisy([0.009, -0.001], gap=[0.02, -0.01])
+    assert controller_with().update(STEADY, nothing).action == "up"
+    shows = noisy([0.009, -0.001], gap=[0.006, 0.004])
+    held = controller_with().update(STEADY, shows)
+    assert (held.action, held.why) == ("hold", "no progress")
+    worse = noisy([-0.009, -0.001], gap=[0.02, -0.01])
+    assert controller_with().update(STEADY, worse).state.value <= STEADY.value
+
+
+@given(st.floats(0.0, 0.09), st.floats(0.001, 0.1))
+def test_progress_within_its_error_counts_as_its_error(progress: float, gap: float) -> None:
+    """A lag by a progress of next to nothing would be huge by chance."""
+    decision = controller_with().update(STEADY, noisy([progress + 0.1, progress - 0.1], gap=[gap, gap]))
+    assert decision.lag == pytest.approx(gap / 0.1)
+    without = controller_with(significance=0).update(
+        STEADY, noisy([progress + 0.1, progress - 0.1], gap=[gap, gap])
+    )
+    assert without.lag == (pytest.approx(gap / progress) if progress > 1e-12 else without.lag)
 
 
 # ---------------------------------------------------------------------- no end in sight, bad input
@@ -408,6 +1008,16 @@ def test_an_explosion_is_no_noise(mean: list[float]) -> None:
         assert controller_with().update(replace(STEADY, windows=windows), seen).action == "back"
 
 
+@pytest.mark.xfail(strict=True, reason="that all batches lost is not asked while first_loss is None")
+@pytest.mark.parametrize("mean", [[5.0, 20.0], [1e6, 5e6], [1e6] * 9 + [1e9]])
+@pytest.mark.parametrize("windows", [1, 2, 3])
+def test_an_explosion_before_the_search_began_is_no_noise_either(mean: list[float], windows: int) -> None:
+    """As above, with a state that such windows really have."""
+    seen = replace(window(), previous=[2.0] * len(mean), mean=mean, end=mean)
+    state = HorizonState(1e-3, windows=windows, pace=0.1 * SPEED / 1e-3)
+    assert controller_with().update(state, seen).action == "back"
+
+
 @pytest.mark.parametrize("name", ["tolerance", "growth", "start_speed", "speed", "top_speed"])
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "1", True, None])
 def test_bad_sizes(name: str, value: Any) -> None:
@@ -415,7 +1025,7 @@ def test_bad_sizes(name: str, value: Any) -> None:
         HorizonController(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["significance", "relapse", "standstill"])
+@pytest.mark.parametrize("name", ["significance", "relapse"])
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "1", False])
 def test_bad_shares(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"HorizonController: {name} must be a finite number >= 0, got"):
