@@ -24,7 +24,8 @@ class BestMean:
     The mean of the weights over a window is a model one could deploy, often a better one than the last
     iterate, and where data are few a better one than the end of the run. Windows grow with the run. At the
     end of each, a probe measures its mean and its last iterate on batches that are not trained on; the best
-    is kept, with the error of the comparison in mind, and :meth:`finish_` writes it into the model.
+    is kept, with the error of the comparison in mind, and :meth:`finish_` writes it into the model. Where a
+    layer is freed in mid-run, the choice begins anew from there.
 
     Memory: two copies of the trained weights. Time: two forward passes for each of the probe's batches, some
     25 times in 2,000 steps.
@@ -82,6 +83,7 @@ class BestMean:
         self._numbers: list[int] = []
         self._mean: WindowMean | None = None
         self._handed: Handed | None = None
+        self._finished_at = -1
         self.steps = 0
         self._window_end = self._windows.end_after(0)
 
@@ -107,6 +109,10 @@ class BestMean:
 
         The weights as they stand are a candidate. Every rank calls it, when training is over.
         """
+        if self._handed is not None and self._finished_at == self.steps:
+            return self._handed
+        self._finished_at = self.steps
+        self._follow()
         self._offer("end", self._keeper.measure_deployed(refresh=False))
         best = self._keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps
@@ -115,17 +121,30 @@ class BestMean:
 
     def _begin(self) -> None:
         """A window begins; what is trained in it is what is not frozen now."""
-        numbers = [i for i, p in enumerate(self._parameters) if p.requires_grad]
-        if self._mean is None or numbers != self._numbers:
-            self._numbers = numbers
-            self._mean = WindowMean([local(self._parameters[i]) for i in numbers])
-            self._keeper.follow({i: local(self._parameters[i]) for i in numbers})
+        if self._follow() or self._mean is None:
+            self._mean = WindowMean([local(self._parameters[i]) for i in self._numbers])
         end = self._window_end if self._window_end is not None else self.steps + self._windows.first
         self._mean.begin(end - self.steps)
         self._mean_is_new = False
 
+    def _follow(self) -> bool:
+        """Whether what is trained has changed. Where a layer was freed, which has moved by now, the choice
+        begins anew: earlier weights of it are not known."""
+        numbers = [i for i, p in enumerate(self._parameters) if p.requires_grad]
+        if not numbers:
+            raise ValueError("BestMean.step: model must train something, and all its parameters are frozen")
+        if numbers == self._numbers:
+            return False
+        if self._numbers and not set(numbers) <= set(self._numbers):
+            self._keeper.forget()
+        self._numbers = numbers
+        return True
+
     def _judge(self) -> None:
         assert self._mean is not None
+        if self._follow():  # within the window: its mean is of other weights
+            self._mean = None
+            return
         self._offer("iterate", self._keeper.measure_deployed(refresh=False))
         self._mean.swap_()
         try:
@@ -146,6 +165,7 @@ class BestMean:
             "steps": self.steps,
             "window_end": self._window_end,
             "new": self._mean_is_new,
+            "numbers": list(self._numbers),
             "mean": None if self._mean is None else self._mean.state_dict(),
             "keeper": self._keeper.state_dict(),
         }
@@ -154,8 +174,8 @@ class BestMean:
         """Take up where :meth:`state_dict` left off, after model and optimizer have been loaded."""
         self.steps, self._window_end = state["steps"], state["window_end"]
         self._keeper.load_state_dict(state["keeper"])
+        self._numbers = list(state["numbers"])
         if state["mean"] is not None:
-            self._begin()
-            assert self._mean is not None
+            self._mean = WindowMean([local(self._parameters[i]) for i in self._numbers])
             self._mean.load_state_dict(state["mean"])
         self._mean_is_new = state["new"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hdet.best.kept import Kept
 from hdet.controllers.choice import Candidate, Choice
 from hdet.probes import Probe
+from hdet.probes.norms import trained_norms
 from hdet.replicas import Replicas
 from hdet.weights.snapshot import Where
 
@@ -56,6 +57,8 @@ class Keeper:
         self._replicas = replicas
         self._kept = None if where == "off" else Kept(model, weights, where)
         self.choice = Choice()
+        #: Batch norms as training left them; a user may have frozen them before the weights are handed over.
+        self._norms: list[nn.Module] = []
 
     def measure(self, count: int | None = None) -> list[float]:
         """This rank's losses at the weights as they stand, on the first ``count`` of its batches."""
@@ -67,6 +70,7 @@ class Keeper:
         batches = self._probe.halves()[0]
         if not self._probe.has_norms:
             return self.measure()
+        self._norms = [*trained_norms(self._probe.model)]
         return self._probe.deployed_losses(batches, refresh=refresh, of="choice")
 
     @property
@@ -124,7 +128,13 @@ class Keeper:
             raise RuntimeError("nothing was kept, to be written into the model")
         self._kept.write_()
         if self.choice.kept.kind == "mean":
-            self._probe.refresh_norms_(self._probe.halves()[0])
+            self._probe.refresh_norms_(self._probe.halves()[0], self._norms or None)
+
+    def forget(self) -> None:
+        """Begin anew: what was kept is of other weights than those that are trained now."""
+        self.choice = Choice()
+        if self._kept is not None:
+            self._kept.clear()
 
     def bytes(self) -> int:
         """What the copy takes."""
@@ -143,5 +153,7 @@ class Keeper:
                 saved = {**choice[name], "losses": tuple(choice[name]["losses"])}
                 choice[name] = Candidate(**saved)
         self.choice = Choice(**choice)
-        if self._kept is not None and state["kept"] is not None:
+        if self._kept is not None and state["kept"] is None:
+            self.forget()  # saved without a copy
+        elif self._kept is not None:
             self._kept.load_state_dict(state["kept"])

@@ -62,13 +62,20 @@ class Kept:
             if name in buffers and buffers[name].shape == kept.shape:
                 buffers[name].copy_(kept)
 
+    def clear(self) -> None:
+        """Forget what was kept."""
+        self._weights, self._buffers = {}, {}
+
     def bytes(self) -> int:
         """What the copies take."""
         return sum(t.numel() * t.element_size() for t in (*self._weights.values(), *self._buffers.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """The copies themselves."""
-        return {"weights": dict(self._weights), "buffers": dict(self._buffers)}
+        return {
+            "weights": {i: kept.clone() for i, kept in self._weights.items()},
+            "buffers": {name: kept.clone() for name, kept in self._buffers.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the copies of another run of the same model."""

@@ -78,7 +78,7 @@ class Choice:
         if not math.isfinite(new.loss):
             return replace(self, behind=self.behind + 1), False
         if self.lowest is None or self.improved is None:
-            return replace(self, lowest=new, kept=new, improved=new), True
+            return replace(self, lowest=new, kept=new, improved=new, behind=0), True
         after = self
         difference, error = _compared(new, self.improved)
         if difference < -self.significance * error:
@@ -99,7 +99,7 @@ def mean_of(values: Sequence[float]) -> float:
     """NaN where one of them is not finite: fsum refuses infinities of both signs."""
     if not values or not all(map(math.isfinite, values)):
         return math.nan
-    return math.fsum(values) / len(values)
+    return math.fsum(value / len(values) for value in values)
 
 
 def standard_error(values: Sequence[float]) -> float:

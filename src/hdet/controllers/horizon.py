@@ -139,7 +139,8 @@ class HorizonController:
 
     Args:
         tolerance: the lag, in windows, that weights travelling at v* may have.
-        growth: the learning rate grows, and shrinks, at most like t^growth.
+        growth: the learning rate grows, and shrinks, at most like t^growth; twice that in the exponent where a
+            run that is no longer young shows nothing but drift.
         start_speed: v that the first windows bring the weights to.
         speed: v* at the end of the run.
         top_speed: v beyond which the learning rate does not grow: a trust region.
@@ -204,24 +205,27 @@ class HorizonController:
         lag_so_far = _ratio(pooled_gap, max(pooled_progress, least))
         lag = max(lag_so_far, 0.0)
         seen = HorizonDecision(state, "hold", speed, pooled_gap, pooled_progress, lag, tolerated)
-        if not self._is_significant(window, tolerated):
+        # Where nothing has been gained at all, and noise does not show either, the learning rate is too small
+        # to be judged.
+        error = standard_error(progress)
+        blind = error > 0 and gained <= 3 * error and pooled_gap <= self.significance * standard_error(gap)
+        if not blind and not self._is_significant(window, tolerated):
             return replace(seen, why="not significant")
         limit = self.growth * math.log(window.next_step / window.step)
         if window.share > _YOUTH and lag_so_far < _DRIFT and window.rise <= 0:
             limit *= 2
         change = limit * min(max((tolerated - lag) / tolerated, -1.0), 1.0)
         if change > 0:
-            # Where nothing has been gained at all, and noise does not show either, the learning rate is too
-            # small to be judged.
-            error = standard_error(progress)
-            blind = gained <= 3 * error and pooled_gap <= self.significance * standard_error(gap)
             stands = mean_of(progress) <= _STANDSTILL * gained and not error > 0
-            if stands or pooled_progress <= (-least if blind and error > 0 else least):
+            if stands or pooled_progress <= (-least if blind else least):
                 return replace(seen, why="no progress")
             room = math.log(self.top_speed / max(speed, 1e-12))
             if state.ceiling is not None:
                 # Every window that makes progress below it is evidence that it may have been an accident.
-                ceiling = state.ceiling * (window.next_step / window.step) ** _CEILING_GROWTH
+                grown = (
+                    (window.next_step / window.step) ** _CEILING_GROWTH if pooled_progress > least else 1.0
+                )
+                ceiling = state.ceiling * grown
                 seen = replace(seen, state=replace(state, ceiling=ceiling))
                 room = min(room, math.log(_BELOW_CEILING * ceiling / state.value))
             change = max(0.0, min(change, room, limit - max(window.rise, 0.0)))
@@ -229,6 +233,8 @@ class HorizonController:
 
     def descend(self, state: HorizonState, window: Window) -> HorizonDecision:
         """One window of the descent: the factor stays, unless the window leads back."""
+        if not window.mean:
+            return HorizonDecision(state, "hold", window.speed, why="the schedule comes down")
         gap, progress = _gap(window), _progress(window)
         if window.step != window.total_steps and self._relapsed(state, window, descends=True):
             return self._back(state, window.speed, _BACK, mean_of(gap), mean_of(progress))
@@ -307,12 +313,13 @@ class HorizonController:
         gained = 0.0 if state.first_loss is None else max(state.first_loss - mean_of(window.previous), 0.0)
         # In an explosion two batches differ by more than three of their standard errors explain; but where
         # all of them lost more than everything gained so far, no noise of the probe is to blame.
-        if state.first_loss is not None and min(rises) > gained + start:
+        if min(rises) > gained + start:
             return True
         rise = mean_of(rises) - 3 * standard_error(rises) - start
         if not rise > 0:
             return False
-        thrown = state.pace is not None and window.speed / state.value > _THROWN * state.pace
+        usual = None if state.pace is None else state.pace * state.value * math.exp(max(window.rise, 0.0))
+        thrown = usual is not None and window.speed > _THROWN * usual
         # In the descent the weights slow down by themselves, and overfitting is not held up by a retreat.
         share = 0.5 if descends else self.relapse
         return state.first_loss is None or thrown or rise > share * gained

@@ -124,7 +124,7 @@ class Horizon(Policy):
             Keeper(self._probe, self._probe.model, weights, context.replicas, self._keep),
             self._patience,
             remembers=self._scope == "together" and not context.diverges,
-            apart=context.diverges or self._probe.has_norms,
+            apart=context.diverges or self._scope == "each" or self._probe.has_norms,
         )
         self._snapshot = (
             Snapshot(weights, optimizer, self._probe.model, self._where) if self._where != "off" else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,28 +22,33 @@ def trained_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 @torch.no_grad()
-def refresh_norms_(model: nn.Module, run: Callable[[Any], object], batches: Iterable[Any]) -> None:
-    """Let every batch norm that is training take its running statistics from these batches alone.
+def refresh_norms_(
+    model: nn.Module,
+    run: Callable[[Any], object],
+    batches: Iterable[Any],
+    norms: Sequence[nn.Module] | None = None,
+) -> None:
+    """Let ``norms``, or every batch norm that is training, take its statistics from these batches alone.
 
     Dropout is off meanwhile; every module has its own training flag again afterwards. What is frozen (in
     eval mode) stays as it is.
     """
-    norms = trained_norms(model)
-    if not norms:
+    chosen = trained_norms(model) if norms is None else [n for n in norms if isinstance(n, _BatchNorm)]
+    if not chosen:
         return
     flags = [(module, module.training) for module in model.modules()]
-    momenta = [norm.momentum for norm in norms]
+    momenta = [norm.momentum for norm in chosen]
     try:
         for module, _ in flags:
             module.training = False
-        for norm in norms:
+        for norm in chosen:
             norm.training = True
             norm.reset_running_stats()
             norm.momentum = None  # a plain mean over the batches
         for batch in batches:
             run(batch)
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, momentum in zip(chosen, momenta, strict=True):
             norm.momentum = momentum
         for module, training in flags:
             module.training = training

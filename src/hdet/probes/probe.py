@@ -208,7 +208,8 @@ class Probe:
 
     def _first(self, count: int) -> list[Any]:
         taken: list[Any] = []
-        source = iter(self._batches) if isinstance(self._batches, Iterable) else None
+        with random_state(self._model, "draw", self._seed, "begin"):
+            source = iter(self._batches) if isinstance(self._batches, Iterable) else None
         for number in range(count):
             with random_state(self._model, "draw", self._seed, number):
                 batch = self._batches(number) if source is None else next(source, _END)  # type: ignore[operator]
@@ -248,11 +249,12 @@ class Probe:
         """Whether weights are deployed with running statistics that training moves: batch norm."""
         return bool(trained_norms(self._model))
 
-    def refresh_norms_(self, batches: Iterable[Any]) -> None:
-        """Give batch norm the running statistics of these batches at the present weights."""
+    def refresh_norms_(self, batches: Iterable[Any], norms: Sequence[nn.Module] | None = None) -> None:
+        """Give batch norm the running statistics of these batches at the present weights: those ``norms``, or
+        all that are training."""
         with forked(self._model) as devices:
             reseed(devices, "norms", self._seed)
-            refresh_norms_(self._model, self._loss_fn, batches)
+            refresh_norms_(self._model, self._loss_fn, batches, norms)
 
     def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
         """As :meth:`losses`, with batch norm in evaluation mode, as the weights would be deployed.
@@ -260,7 +262,7 @@ class Probe:
         ``refresh``: with the statistics of these batches, for weights that training has never run through;
         else with those that stand there. They are put back.
         """
-        kept = [(buffer, buffer.clone()) for norm in trained_norms(self._model) for buffer in norm.buffers()]
+        kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         flags = [(module, module.training) for module in self._model.modules()]
         try:
             if refresh:
