@@ -83,6 +83,8 @@ class AutoLR:
     (True, [0.0], 'end')
     """
 
+    _handed: Handed | None = None
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -134,7 +136,6 @@ class AutoLR:
             patience=patience,
         )
         self._budget = total_steps
-        self._handed: Handed | None = None
         self._optimizer = optimizer
         self._cycle = Cycle(
             optimizer,

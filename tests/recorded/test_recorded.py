@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,28 @@ def test_a_state_saved_before_loads_after(ranks: LocalProcesses, name: str) -> N
         assert found == near(rest)
 
 
-def resumed(rank: int, name: str) -> dict[str, Any]:
-    saved = torch.load(HERE / f"{name}.pt", weights_only=True)[rank]
+def resumed(rank: int, name: str, folder: str = ".") -> dict[str, Any]:
+    saved = torch.load(HERE / folder / f"{name}.pt", weights_only=True)[rank]
     return SCENARIOS[name](rank, saved=saved)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((HERE / "before").glob("*.pt"))])
+def test_a_state_of_version_0_1_0_loads(ranks: LocalProcesses, name: str) -> None:
+    """``before`` holds what version 0.1.0 saved. Its horizon judged by another rule, so that what follows is
+    another run; everything else goes on as it went then."""
+    scenario = SCENARIOS[name]
+    by_horizon = name.startswith("auto_lr") or "horizon" in name
+    results = ranks.run(resumed, name, "before", size=scenario.ranks, timeout=120)
+    whole = parsed(RECORDED["runs"][name]["records"])
+    for result in results:
+        found = parsed(result["records"])
+        assert found[-1]["step"] == whole[-1]["step"]
+        assert all(math.isfinite(float.fromhex(total)) for total in result["weights"])
+        assert result["weights"] == results[0]["weights"]
+        if not by_horizon:
+            rest = [line for line in whole if line["step"] > scenario.stop_at]
+            found[0]["distance_predicted"] = rest[0]["distance_predicted"]
+            assert found == near(rest)
 
 
 @pytest.mark.parametrize("recorded", parsed((HERE / "regret.jsonl").read_text(encoding="utf-8").splitlines()))

@@ -174,7 +174,6 @@ def test_finishing_twice_leaves_the_weights_that_were_handed_over() -> None:
     assert (again.loss, again.estimate) == (handed.loss, handed.estimate)
 
 
-@pytest.mark.xfail(strict=True, reason="what was handed over is offered as the end of the run")
 def test_finishing_twice_says_the_same() -> None:
     run, handed = handed_over_early()
     assert run.finish() == handed
@@ -310,15 +309,11 @@ def test_weights_that_no_gradient_reaches() -> None:
     assert torch.equal(run.model.get_parameter("unused.weight"), before["unused.weight"])
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="the mean of no tensors is refused by torch, without a mend"
-)
 def test_a_model_of_which_nothing_is_trained() -> None:
     model = nn.Linear(6, 1).requires_grad_(False)
     best = BestMean(model, Probe(lambda _: model.weight.sum(), [1, 2], model=model))
-    for _ in range(10):
+    with pytest.raises(ValueError, match="must train something"):
         best.step()
-    assert best.finish_() is not None
 
 
 @torch.no_grad()
@@ -328,19 +323,18 @@ def ruin(model: nn.Module) -> None:
             parameter += 100
 
 
-def freed_and_ruined(freed_at: int, steps_between: int) -> tuple[Run, dict[str, Tensor]]:
-    """A run whose first layer is freed, and then everything gets worse; and that layer when it was freed."""
+def freed_and_ruined(freed_at: int, steps_between: int) -> Run:
+    """A run whose first layer is freed, and then everything gets worse."""
     run = layered_run(windows=Windows(first=10, share=0.0))
     run.model.get_submodule("0").requires_grad_(False)
     run.go(freed_at)
     run.model.get_submodule("0").requires_grad_(True)
-    first = {name: t for name, t in standing(run.model).items() if name.startswith("0")}
     for _ in range(steps_between):
         run.best.step()
     for _ in range(30):
         ruin(run.model)
         run.best.step()
-    return run, first
+    return run
 
 
 @pytest.mark.parametrize(
@@ -350,25 +344,18 @@ def freed_and_ruined(freed_at: int, steps_between: int) -> tuple[Run, dict[str, 
         pytest.param(
             10,
             0,
-            marks=pytest.mark.xfail(
-                strict=True, reason="what is freed is copied after the first step that moves it"
-            ),
         ),
         pytest.param(
             15,
             0,
-            marks=pytest.mark.xfail(
-                strict=True, reason="what is freed within a window is copied at the next one's first step"
-            ),
         ),
     ],
 )
-def test_a_layer_freed_later_is_handed_over_as_it_was(freed_at: int, steps_between: int) -> None:
-    run, first = freed_and_ruined(freed_at, steps_between)
+def test_where_a_layer_is_freed_the_choice_begins_anew(freed_at: int, steps_between: int) -> None:
+    """Weights from before that would be handed over without what that layer was."""
+    run = freed_and_ruined(freed_at, steps_between)
     handed = run.finish()
-    assert handed.step <= freed_at + steps_between
-    for name, tensor in first.items():
-        assert torch.equal(run.model.get_parameter(name), tensor), name
+    assert handed.step > freed_at
     assert loss_on(run, linear_data(8, 2, 1.0)[:4]) == pytest.approx(handed.loss, rel=1e-4)
 
 
@@ -382,9 +369,6 @@ def test_layers_freed_and_frozen_on_the_way() -> None:
     assert handed.estimate == pytest.approx(loss_on(run, others), rel=1e-4)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="what the window averages is taken from the flags of now"
-)
 @pytest.mark.parametrize("steps", [5, 10])
 def test_a_run_in_which_a_layer_was_just_freed_resumes(steps: int) -> None:
     run, other = layered_run(), layered_run()

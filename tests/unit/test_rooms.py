@@ -188,6 +188,7 @@ SPANNING = {
     "hyperparameters/test_bad_input.py",
     "hyperparameters/test_exploring.py",
     "hyperparameters/test_places.py",
+    "probes/test_halves.py",
     "replicas/stacked/test_models.py",
     "replicas/stacked/test_passes.py",
     "tools/test_evidence.py",

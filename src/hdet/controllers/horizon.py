@@ -139,8 +139,8 @@ class HorizonController:
 
     Args:
         tolerance: the lag, in windows, that weights travelling at v* may have.
-        growth: the learning rate grows, and shrinks, at most like t^growth; twice that in the exponent where a
-            run that is no longer young shows nothing but drift.
+        growth: the learning rate grows, and shrinks, at most like t^growth; twice that in the exponent where
+            a run that is no longer young shows nothing but drift.
         start_speed: v that the first windows bring the weights to.
         speed: v* at the end of the run.
         top_speed: v beyond which the learning rate does not grow: a trust region.

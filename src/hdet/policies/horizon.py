@@ -26,6 +26,7 @@ from hdet.policies.telling import (
     record_of,
     refuse,
     refuse_frozen,
+    refuse_other_scope,
     say_early_descent,
     what_rose,
 )
@@ -45,12 +46,7 @@ _STEPS_PER_BATCH = 50
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
 #: What a saved state calls the plain values.
 _PLAIN = {
-    "began": "_began",
-    "window_end": "window_end",
-    "taken": "_taken",
-    "fresh": "_fresh",
-    "searching": "_searching",
-    "total_steps": "_total_steps",
+    n.lstrip("_"): n for n in ("_began", "window_end", "_taken", "_fresh", "_searching", "_total_steps")
 }
 #: A schedule below this share of its peak is in its final descent.
 _DESCENT = 0.7
@@ -145,8 +141,6 @@ class Horizon(Policy):
         for i, axis in enumerate(self._learning_rates):
             axis.move(self._states[i % len(self._states)].value)
 
-    # ------------------------------------------------------------------ between syncs
-
     def start(self, step: int) -> None:
         """Begin the first window; the weights before it are those that its first step will find."""
         self._fresh = True
@@ -214,8 +208,6 @@ class Horizon(Policy):
         if self.window_end is not None:
             self._trail.mean.add()
 
-    # ------------------------------------------------------------------ at a sync
-
     def judges(self, step: int) -> bool:
         return self.window_end is not None and step >= self.window_end
 
@@ -233,8 +225,7 @@ class Horizon(Policy):
 
     def _few(self) -> int:
         """How many batches e is measured on: all of them where it may be handed over."""
-        assert self.window_end is not None
-        if self._ends:
+        if self._ends or self.window_end is None:
             return self._probe.choosing
         return min(max(2, (self.window_end - self._began) // _STEPS_PER_BATCH), self._probe.choosing)
 
@@ -366,8 +357,6 @@ class Horizon(Policy):
         self._begin(step)
         return event
 
-    # ------------------------------------------------------------------ the run
-
     def check_end(self) -> str:
         """What is wrong with the weights that training ends with, if anything. Waits for the device."""
         return "" if self._trail.is_finite() else "the weights are not finite at the end of training"
@@ -376,6 +365,7 @@ class Horizon(Policy):
         """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
         return {
             "states": [asdict(state) for state in self._states],
+            "window_end": self.window_end,
             **{name: getattr(self, attribute) for name, attribute in _PLAIN.items()},
             "previous_middle": list(self._previous_middle),
             "incumbent": self.incumbent.state_dict(),
@@ -387,13 +377,10 @@ class Horizon(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if len(state["states"]) != len(self._states):
-            raise ValueError(
-                f"{self._context.caller}.load_state_dict: scope must be the one it was saved with: the state "
-                f"has {len(state['states'])} factors, this run {len(self._states)}"
-            )
+        refuse_other_scope(self._context.caller, len(state["states"]), len(self._states))
         self._states = [HorizonState(**saved) for saved in state["states"]]
         # In a state of version 0.1.0 there is less: the search was over when there was no window any more.
+        self.window_end = state["window_end"]
         for name, attribute in _PLAIN.items():
             setattr(self, attribute, state.get(name, getattr(self, attribute)))
         self._previous_middle = list(state["previous_middle"])

@@ -17,6 +17,7 @@ __all__ = [
     "record_of",
     "refuse",
     "refuse_frozen",
+    "refuse_other_scope",
     "say_early_descent",
     "what_rose",
 ]
@@ -44,6 +45,15 @@ def refuse_frozen(caller: str, trained: Sequence[object]) -> None:
         raise ValueError(
             f"{caller}: the optimizer must train something, and all its parameters are frozen; call "
             "requires_grad_() on some first"
+        )
+
+
+def refuse_other_scope(caller: str, saved: int, here: int) -> None:
+    """Raise ValueError for a state that was saved with another scope."""
+    if saved != here:
+        raise ValueError(
+            f"{caller}.load_state_dict: scope must be the one it was saved with: the state has {saved} factors, "
+            f"this run {here}"
         )
 
 

@@ -91,7 +91,8 @@ def test_demo_finds_what_no_guess_had_to_tell_it(tmp_path):
     assert all(len(line) <= 80 for line in result.output.splitlines() if not line.startswith("History"))
     assert "none: AutoLR" in result.output
     records = history.read(tmp_path / "autolr.jsonl")
-    assert records[-1].step == 150  # from there the schedule comes down
+    assert 150 in [record.step for record in records]  # from there the schedule comes down
+    assert records[-1].step == 200
     lrs = [record.hyperparameters[0].base_after for record in records]
     assert lrs[0] > 10 * records[0].hyperparameters[0].base_before
     assert max(lrs) > 1e-3

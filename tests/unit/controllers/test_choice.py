@@ -206,7 +206,6 @@ def test_the_first_finite_one_after_others_is_kept(losses: tuple[float, ...]) ->
     assert choice.kept is choice.lowest is choice.improved is not None
 
 
-@pytest.mark.xfail(strict=True, reason="the count is not begun anew by the first finite candidate")
 def test_the_first_finite_one_is_behind_nothing() -> None:
     assert after([Candidate(1, "mean", (math.nan, 1.0)), Candidate(2, "mean", BASE)]).behind == 0
 
@@ -218,7 +217,6 @@ def test_an_explosion_has_an_error_although_its_square_is_not_finite() -> None:
     assert choice.behind == 1
 
 
-@pytest.mark.xfail(strict=True, raises=OverflowError, reason="fsum refuses sums beyond the largest float")
 def test_losses_whose_sum_is_not_finite_are_worse_not_an_error() -> None:
     assert not first().offered(Candidate(1, "mean", (1.7e308, 1.7e308)))[1]
 

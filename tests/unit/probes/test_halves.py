@@ -112,9 +112,6 @@ def test_they_are_the_same_at_any_time_and_leave_the_draws_alone(make: Callable[
         list(range(9)),
         pytest.param(
             shuffled_loader(),
-            marks=pytest.mark.xfail(
-                strict=True, reason="the loader's iterator is made outside the forked random state"
-            ),
         ),
     ],
     ids=["callable", "list", "loader"],
@@ -236,9 +233,6 @@ def test_deployed_losses_leave_the_random_state_alone_and_repeat() -> None:
         False,
         pytest.param(
             True,
-            marks=pytest.mark.xfail(
-                strict=True, reason="only batch norm's buffers are put back after a refresh"
-            ),
         ),
     ],
 )
