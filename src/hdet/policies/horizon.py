@@ -87,10 +87,8 @@ class Horizon(Policy):
         self._probe = probe
         self._controller = controller
         self._windows = windows
-        self._scope = scope
-        self._where = snapshot
-        self._keep = keep
-        self._patience = patience
+        self._scope, self._patience = scope, patience
+        self._where, self._keep = snapshot, keep
         self._states: list[HorizonState] = []
         self._searching = True
 

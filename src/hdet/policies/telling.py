@@ -52,8 +52,8 @@ def refuse_other_scope(caller: str, saved: int, here: int) -> None:
     """Raise ValueError for a state that was saved with another scope."""
     if saved != here:
         raise ValueError(
-            f"{caller}.load_state_dict: scope must be the one it was saved with: the state has {saved} factors, "
-            f"this run {here}"
+            f"{caller}.load_state_dict: scope must be the one it was saved with: the state has {saved} "
+            f"factors, this run {here}"
         )
 
 
