@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -275,8 +275,10 @@ def test_the_command_line_answers_at_once(option: str) -> None:
     )
     assert not packages_after(code) & {"torch", "numpy", "sklearn", "matplotlib", "plotly"}
     seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
+    for _ in range(3):
+        began = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "hdet", option], check=True, timeout=60, capture_output=True)
-        seconds.append(time.perf_counter() - began)
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        # The processor's time: what else the machine does is no affair of the command.
+        seconds.append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
     assert min(seconds) < 0.5
