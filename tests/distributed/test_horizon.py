@@ -292,3 +292,39 @@ def test_a_probe_that_raises_on_one_rank_leaves_none_waiting(ranks: LocalProcess
     first, second = ranks.run(raising_on_one, size=2, timeout=60)
     assert "the probe raised on rank 1" in first
     assert second == "a disk was away"
+
+
+# ---------------------------------------------------------------------- what is handed over
+
+
+def hand_over(rank: int, spread: float) -> dict[str, Any]:
+    """Too little to learn from, for too long: noise is learnt by heart."""
+    model, optimizer, auto = build(rank, "adamw", own=True, spread=spread, total_steps=400)
+    x, y = tasks.batch(rank, 0)
+    x, y = x[:8], y[:8] + torch.randn(8, 1, generator=torch.Generator().manual_seed(rank), dtype=y.dtype)
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss_of(model, (x, y)).backward()
+        optimizer.step()
+        auto.step()
+        if auto.finished:
+            break
+    end = flat(model)
+    before = sum(loss_of(model.module, tasks.batch(k, 200_000)).item() for k in range(64)) / 64
+    handed = auto.finish_()
+    after = sum(loss_of(model.module, tasks.batch(k, 200_000)).item() for k in range(64)) / 64
+    again = auto.best
+    return {"handed": handed, "again": again, "end": end, "weights": flat(model), "losses": (before, after)}
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_all_ranks_hand_over_the_same_weights(ranks: LocalProcesses, spread: float) -> None:
+    first, other = ranks.run(hand_over, spread, size=2)
+    assert first["handed"] == other["handed"] == first["again"]
+    assert torch.equal(first["weights"], other["weights"])
+    assert first["handed"].kind == "mean"
+    assert first["handed"].step < 400
+    assert not torch.equal(first["weights"], first["end"])
+    before, after = first["losses"]
+    assert after < 0.9 * before, "better than the end on samples that nobody has seen"
+    assert abs(first["handed"].estimate - after) < 0.5 * after

@@ -33,6 +33,7 @@ LOOKED_AT = ("digits-mlp", "digits-cnn", "quadratic", "charlm", "images")
 #: Arms in the order of the table, with their headings.
 COLUMNS = {
     "default": "default LR",
+    "default-onecycle": "default LR, OneCycle",
     "published": "published",
     "prodigy": "Prodigy",
     "dadaptation": "D-Adapt",

@@ -120,7 +120,7 @@ def _execute(run: Run) -> Row:
         "chosen": chosen if math.isfinite(chosen) else None,
         "chosen_step": handed.step,
         "chosen_kind": handed.kind,
-        "estimate": handed.estimate,
+        "estimate": handed.estimate if math.isfinite(handed.estimate) else None,
     }
 
 

@@ -25,6 +25,7 @@ _LOWEST, _HIGHEST = -0.3, 100.0
 #: Each arm's colour and mark; which paths they are, see ``_mark``.
 _STYLES = {
     "default": ("#8c959f", "circle"),
+    "default-onecycle": ("#8c959f", "triangle"),
     "published": ("#a5793b", "square"),
     "prodigy": ("#3b8edb", "diamond"),
     "dadaptation": ("#9a6dd7", "triangle"),

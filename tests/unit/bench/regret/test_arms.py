@@ -40,7 +40,7 @@ def test_every_arm_trains(arm: str, optimizer: str) -> None:
     if arm == "autolr" and not hasattr(hdet, "AutoLR"):
         pytest.skip("hdet.AutoLR is not there yet")
     pytest.importorskip("sklearn")
-    lr = 1e-3 if arm in ("sweep", "default") else None
+    lr = 1e-3 if arm in ("sweep", "default", "default-onecycle") else None
     run = Run(
         "digits-cnn", optimizer, arm, lr, ARMS.get(arm, "onecycle"), 0, steps=40 if arm == "autolr" else 5
     )
