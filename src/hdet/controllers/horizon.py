@@ -23,10 +23,12 @@ from typing import Literal
 
 from hdet.controllers.choice import mean_of, standard_error
 
-__all__ = ["HorizonController", "HorizonDecision", "HorizonState", "Window"]
+__all__ = ["COMES_DOWN", "HorizonController", "HorizonDecision", "HorizonState", "Window"]
 
 Action = Literal["scale", "up", "down", "hold", "back"]
 
+#: Why nothing moves in the descent.
+COMES_DOWN = "the schedule comes down"
 #: Windows that only bring the weights to speed, before any noise is judged.
 _SCALING_WINDOWS = 3
 _SCALING_STEP = math.log(3.0)
@@ -234,14 +236,12 @@ class HorizonController:
     def descend(self, state: HorizonState, window: Window) -> HorizonDecision:
         """One window of the descent: the factor stays, unless the window leads back."""
         if not window.mean:
-            return HorizonDecision(state, "hold", window.speed, why="the schedule comes down")
+            return HorizonDecision(state, "hold", window.speed, why=COMES_DOWN)
         gap, progress = _gap(window), _progress(window)
         if window.step != window.total_steps and self._relapsed(state, window, descends=True):
             return self._back(state, window.speed, _BACK, mean_of(gap), mean_of(progress))
         state = replace(state, last_gap=mean_of(gap), backs=0)
-        return HorizonDecision(
-            state, "hold", window.speed, mean_of(gap), mean_of(progress), why="the schedule comes down"
-        )
+        return HorizonDecision(state, "hold", window.speed, mean_of(gap), mean_of(progress), why=COMES_DOWN)
 
     def retreat(self, state: HorizonState) -> HorizonState:
         """From the best weights on, with a smaller factor that does not grow back to what it was."""

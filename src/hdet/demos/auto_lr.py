@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from hdet import history
 from hdet.auto_lr import AutoLR
 from hdet.bench.workloads import WORKLOADS, Workload
+from hdet.controllers.horizon import COMES_DOWN
 from hdet.history import SyncRecord
 from hdet.probes.probe import Probe
 from hdet.schedules.shapes import WarmStableDecay
@@ -155,7 +156,7 @@ def table(outcomes: Sequence[Outcome], steps: int) -> Table:
 def story(records: Sequence[SyncRecord]) -> Table:
     """What AutoLR saw and did, a line for some of its windows."""
     view = Table(title="What AutoLR did, window by window", box=SIMPLE_HEAD)
-    for heading in ("step", "learning rate", "loss of the mean", "lag", "tolerated"):
+    for heading in ("step", "learning rate", "loss at the mean", "lag", "tolerated"):
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("", no_wrap=True)
     every = max(1, math.ceil(len(records) / _SHOWN))
@@ -165,7 +166,7 @@ def story(records: Sequence[SyncRecord]) -> Table:
             str(record.step),
             f"{record.hyperparameters[0].base_before:.2g}",
             *(_number(value) for value in (seen.loss_mean, seen.lag, seen.tolerated)),
-            f"{seen.action}{': ' + seen.why if seen.why else ''}",
+            "comes down" if seen.why == COMES_DOWN else seen.why or seen.action,
         )
     return view
 
