@@ -204,8 +204,7 @@ class HorizonController:
         gained = max(first - mean_of(window.mean), 0.0)
         least = max(self.significance * standard_error(progress), _STANDSTILL * gained)
         tolerated = self.tolerance * self.speed / math.sqrt(window.share) / max(speed, 1e-12)
-        lag_so_far = _ratio(pooled_gap, max(pooled_progress, least))
-        lag = max(lag_so_far, 0.0)
+        lag = _ratio(pooled_gap, max(pooled_progress, least))
         seen = HorizonDecision(state, "hold", speed, pooled_gap, pooled_progress, lag, tolerated)
         # Where nothing has been gained at all, and noise does not show either, the learning rate is too small
         # to be judged.
@@ -214,7 +213,7 @@ class HorizonController:
         if not blind and not self._is_significant(window, tolerated):
             return replace(seen, why="not significant")
         limit = self.growth * math.log(window.next_step / window.step)
-        if window.share > _YOUTH and lag_so_far < _DRIFT and window.rise <= 0:
+        if window.share > _YOUTH and lag < _DRIFT and window.rise <= 0:
             limit *= 2
         change = limit * min(max((tolerated - lag) / tolerated, -1.0), 1.0)
         if change > 0:
