@@ -1080,8 +1080,8 @@ def test_where_nothing_can_be_judged_nothing_need_be_significant() -> None:
 
 @pytest.mark.parametrize("first_loss", [1.5, 2.0])
 def test_batches_that_agree_are_not_blind(first_loss: float) -> None:
-    """Losses that do not change at all have no error, and a larger learning rate is no way out; nor where more
-    than nothing was lost since the search began."""
+    """Losses that do not change at all have no error, and a larger learning rate is no way out; nor where
+    more than nothing was lost since the search began."""
     state = replace(STEADY, first_loss=first_loss)
     for count in (1, 2, 3):
         dead = controller_with().update(state, noisy([0.0] * count, gap=[0.0] * count))
