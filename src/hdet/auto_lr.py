@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
@@ -41,13 +40,14 @@ _LEAST_STEPS = 40
 class AutoLR:
     """Finds the learning rate while it trains; call :meth:`step` once after every ``optimizer.step()``.
 
-    Memory, beyond training: three copies of the trained weights (the window's mean, the one before, the
-    iterate to return to from probing) and, with a snapshot, one more of weights, optimizer state and buffers.
-    Time: next to nothing between windows; at the end of each, three forward passes for every probe batch.
+    Memory, beyond training: four copies of the trained weights (the window's mean, the one before, the
+    iterate to return to from probing, the best so far) and, with a snapshot, one more of weights, optimizer
+    state and buffers. Time: next to nothing between windows; at the end of each, a forward pass at the mean
+    for every probe batch, and one at the last iterate for some.
 
-    Windows, and the way back, last until the schedule comes down (for ``"wsd"`` the last quarter of the run,
-    for any other as soon as it is below 70 % of its peak). From there on it is plain training; weights that
-    are not finite at the last step are logged as an error.
+    The learning rate is moved until the schedule comes down (for ``"wsd"`` the last quarter of the run, for
+    any other as soon as it is below 70 % of its peak). Windows are measured, and lead back from an explosion,
+    to the last step. :meth:`finish_` hands over the best weights that were seen.
 
     Args:
         optimizer: any torch optimizer. Of its learning rates only the ratios between groups count.
@@ -166,30 +166,27 @@ class AutoLR:
             return None
         try:
             record = self._cycle.step(loss)
-            return record if record is None else self._come_down(record)
+            if record is not None and self._horizon.stalled:
+                self._come_down()
+            return record
         finally:  # a step counts although the probe that followed it raised
             if self._plain and self._cycle.steps > before:
                 self._note(used)
 
-    def _come_down(self, record: SyncRecord) -> SyncRecord:
-        """Where nothing improves any more, the run comes down, over a third of the steps so far."""
-        if not self._horizon.stalled or not isinstance(self._shape, WarmStableDecay):
-            return record
+    def _come_down(self) -> None:
+        """Where nothing improves any more, the run comes down, over a tenth of the steps so far. Other
+        schedules come down by themselves."""
         left = math.inf if self._budget is None else self._budget - self.steps
         steps = int(min(max(_LEAST_STEPS // 4, self.steps // 10), left))
-        if steps < 1 or self._shape(self.steps) < 1:
-            return record
-        at = self._horizon.incumbent.keeper.choice.improved_at
+        if steps < 1 or not isinstance(self._shape, WarmStableDecay) or self._shape(self.steps) < 1:
+            return
         logger.warning(
-            "AutoLR: step %d: the probe's loss has not improved beyond its error since step %d: training "
-            "comes down and ends at step %d",
+            "AutoLR: step %d: the probe's loss has not improved beyond its error for long: training comes "
+            "down and ends at step %d",
             self.steps,
-            at,
             self.steps + steps,
         )
         self.cooldown(steps)
-        said = f"nothing has improved since step {at}: the run comes down until step {self.steps + steps}"
-        return replace(record, events=(*record.events, said))
 
     def _say_finished(self) -> None:
         if not self._said_finished:
@@ -203,7 +200,7 @@ class AutoLR:
     @property
     def finished(self) -> bool:
         """Whether the run has ended: at ``total_steps``, after a cooldown, or because nothing improved."""
-        return self._shape is not None and self.steps == self._shape.total_steps
+        return self.steps == (self._budget if self._shape is None else self._shape.total_steps)
 
     @property
     def best(self) -> Handed | None:
@@ -216,6 +213,8 @@ class AutoLR:
         The decayed end, or an earlier window's mean where the probe finds that clearly better. Every rank
         calls it, when training is over. None if nothing was measured: the model stays as it is.
         """
+        if not self._horizon.incumbent.keeper.keeps:
+            raise ValueError("AutoLR.finish_: keep must be 'device' or 'host', got 'off': nothing was kept")
         best = self._horizon.incumbent.keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps
         self._handed = self._horizon.incumbent.keeper.hand_over_(standing=standing)

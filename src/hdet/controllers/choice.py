@@ -104,7 +104,7 @@ def mean_of(values: Sequence[float]) -> float:
 
 def standard_error(values: Sequence[float]) -> float:
     """Of their mean; 0 where there is one alone."""
-    if len(values) < 2:
+    if len(values) < 2 or min(values) == max(values):
         return 0.0
     mean = mean_of(values)
     # hypot scales before it squares: the losses of an explosion have no finite square.

@@ -228,8 +228,7 @@ class Horizon(Policy):
         return min(max(2, (self.window_end - self._began) // _STEPS_PER_BATCH), self._probe.choosing)
 
     def at_mean(self) -> Sequence[float | Tensor]:
-        """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas, and the losses to choose by
-        where they are not those found before. Waits for the device."""
+        """‖m − p‖ / ‖p‖ of each scope, m being that of all replicas by now; and other losses to choose by."""
         found = self._trail.displacements()
         if not (self.incumbent.apart and self._measures):
             return found
@@ -271,6 +270,8 @@ class Horizon(Policy):
             self.incumbent.count(improved, rises=decisions[0].action in ("up", "scale"))
             if self._searching and self.incumbent.leads_back:
                 events, went_back = (*events, self._retreat(seen.step)), True
+            elif self.stalled:
+                events = (*events, f"nothing has improved since step {improved}")
         self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
         if self._searching and curve < _DESCENT * self._curve_peak:
             self.stop()
@@ -395,5 +396,5 @@ class Horizon(Policy):
 
     def extra_bytes(self) -> int:
         """Memory beyond training itself, the way back included once it has been taken."""
-        way_back = 0 if self._snapshot is None else self._snapshot.bytes()
-        return self._trail.bytes() + self.incumbent.keeper.bytes() + way_back
+        own = self._trail.bytes() + self.incumbent.keeper.bytes()
+        return own if self._snapshot is None else own + self._snapshot.bytes()

@@ -1032,20 +1032,15 @@ def test_what_shows_decides_whether_it_may_grow(
     before = max(gained_before, 0.0)
     all_lost = -progress - progress_error - before
     relapse = -progress - 3 * progress_error - 0.05 * before
-    close = (
-        abs(progress) - least,
-        gap - significance * gap_error,
-        gained - 3 * progress_error,
-        all_lost,
-        relapse,
-    )
+    noise = gap - significance * gap_error
+    close = (abs(progress) - least, noise, gained - 3 * progress_error, all_lost, relapse)
     assume(all(abs(x) > 1e-9 for x in close))
     state = replace(STEADY, first_loss=2.0 + gained_before)
     decision = controller_with(significance=significance).update(state, seen)
     assert (decision.action == "back") == (all_lost > 0 or relapse > 0)
     if decision.action == "back":
         return
-    blind = progress_error > 0 and gained < 3 * progress_error and gap < significance * gap_error
+    blind = progress_error > 0 and gained < 3 * progress_error and noise < 0
     if progress > (-least if blind else least):
         assert (decision.action == "up") == (decision.lag < decision.tolerated)
     else:
@@ -1065,6 +1060,10 @@ def test_neither_noise_nor_progress_shows() -> None:
     shows = noisy([0.009, -0.001], gap=[0.006, 0.004])
     held = controller_with().update(GAINED_NOTHING, shows)
     assert (held.action, held.why) == ("hold", "no progress")
+    either = noisy([0.006, -0.004], gap=[0.02, -0.01])
+    assert controller_with().update(GAINED_NOTHING, either).action == "up"
+    held = controller_with(significance=0.25).update(GAINED_NOTHING, either)
+    assert (held.action, held.why) == ("hold", "no progress"), "then a third of its error shows"
     worse = noisy([-0.009, -0.001], gap=[0.02, -0.01])
     held = controller_with().update(GAINED_NOTHING, worse)
     assert (held.action, held.why) == ("hold", "no progress")
@@ -1080,9 +1079,9 @@ def test_where_nothing_can_be_judged_nothing_need_be_significant() -> None:
 
 @pytest.mark.parametrize("first_loss", [1.5, 2.0])
 def test_batches_that_agree_are_not_blind(first_loss: float) -> None:
-    """Losses that do not change at all have no error, and a larger learning rate is no way out; nor where
-    more than nothing was lost since the search began."""
-    state = replace(STEADY, first_loss=first_loss)
+    """Losses that do not change at all have no error, and a larger learning rate is no way out: neither where
+    nothing was gained, nor where something was lost since the search began, whatever is pooled."""
+    state = replace(STEADY, first_loss=first_loss, gap=0.0, progress=0.1)
     for count in (1, 2, 3):
         dead = controller_with().update(state, noisy([0.0] * count, gap=[0.0] * count))
         assert (dead.action, dead.why) == ("hold", "no progress")
