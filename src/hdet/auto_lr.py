@@ -61,8 +61,9 @@ class AutoLR:
         spread: above 0, replicas diverge by this much and each is probed at its own points (a real fan-out).
         snapshot: where the way back from a relapse is kept: ``"device"``, ``"host"`` (pinned) or ``"off"``.
         keep: where the best weights seen are kept, for :meth:`finish_`: likewise.
-        patience: windows (each a fifth longer than the one before) without an improvement beyond the error,
-            after which it comes down and ends, whatever is left of ``total_steps``; None never does.
+        patience: so often it goes back to the best weights, at a third of the rate, without a better one
+            coming of it; then it comes down and ends, whatever is left of ``total_steps``. None never goes
+            back; nor does it with ``scope="each"``, a spread, or ``keep="off"``.
         process_group: the replicas; the default group if None, and this process alone without one.
         seed: of the reassignments under a spread.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
@@ -108,12 +109,11 @@ class AutoLR:
             "AutoLR", optimizer, model=getattr(probe, "model", None), process_group=process_group
         )
         kind = schedule if isinstance(schedule, str) else type(schedule).__name__
+        ways = (scope, spread, snapshot, keep, patience)
         check_together(
             "AutoLR",
             replicas,
-            lambda: _check(
-                optimizer, probe, total_steps, schedule, controller, sync_every, scope, spread, snapshot
-            ),
+            lambda: _check(optimizer, probe, total_steps, schedule, controller, sync_every, *ways),
             {"schedule": repr(kind)},
         )
         self._shape: Shape | None = None
@@ -318,6 +318,8 @@ def _check(
     scope: object,
     spread: float,
     snapshot: object,
+    keep: object,
+    patience: object,
 ) -> None:
     if not isinstance(probe, Probe):
         raise TypeError(
@@ -356,6 +358,9 @@ def _check(
         check_sync_every("AutoLR", sync_every)
     if scope not in ("together", "each"):
         raise ValueError(f"AutoLR: scope must be 'together' or 'each', got {scope!r}")
-    if snapshot not in ("device", "host", "off"):
-        raise ValueError(f"AutoLR: snapshot must be 'device', 'host' or 'off', got {snapshot!r}")
+    for name, where in (("snapshot", snapshot), ("keep", keep)):
+        if where not in ("device", "host", "off"):
+            raise ValueError(f"AutoLR: {name} must be 'device', 'host' or 'off', got {where!r}")
+    if patience is not None and (not isinstance(patience, int) or patience < 1):
+        raise ValueError(f"AutoLR: patience must be an integer of at least 1, or None, got {patience!r}")
     LearningRate(spread=spread)

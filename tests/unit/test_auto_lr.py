@@ -474,6 +474,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sync_every": 2.5}, ValueError, "sync_every .* must be an integer of at least 1, got 2.5"),
     ({"scope": "all"}, ValueError, "scope must be 'together' or 'each', got 'all'"),
     ({"snapshot": "disk"}, ValueError, "snapshot must be 'device', 'host' or 'off', got 'disk'"),
+    ({"keep": "disk"}, ValueError, "keep must be 'device', 'host' or 'off', got 'disk'"),
+    ({"patience": 0}, ValueError, "patience must be an integer of at least 1, or None, got 0"),
+    ({"patience": 2.5}, ValueError, "patience must be an integer of at least 1, or None, got 2.5"),
     ({"spread": 1.0}, ValueError, r"spread .* must be in \[0, 1\), got 1.0"),
 ]
 
