@@ -155,7 +155,7 @@ class OneCycleAutoLR(OneCycleLR):
         super().__init__(optimizer, **{name: given[name] for name in _ONE_CYCLE})
         policy: Policy
         if probe is not None:
-            policy = Horizon(explore, probe, HorizonController(), Windows())
+            policy = Horizon(explore, probe, HorizonController(), Windows(), keep="off")
         elif enable_auto_lr:
             gamma = self._gamma(
                 decay, auto_lr_warmup_steps, model_sync_interval, div_factor, final_div_factor

@@ -70,8 +70,8 @@ def resumed(rank: int, name: str, folder: str = ".") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((HERE / "before").glob("*.pt"))])
-def test_a_state_of_version_0_1_0_loads(ranks: LocalProcesses, name: str) -> None:
-    """``before`` holds what version 0.1.0 saved. Its horizon judged by another rule, so that what follows is
+def test_a_state_saved_before_there_were_policies_loads(ranks: LocalProcesses, name: str) -> None:
+    """``before`` holds such states. Their horizon judged by another rule, so that what follows is
     another run; everything else goes on as it went then."""
     scenario = SCENARIOS[name]
     by_horizon = name.startswith("auto_lr") or "horizon" in name

@@ -36,7 +36,7 @@ def of_policies(
 
 
 def _before_policies(saved: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Version 0.1.0 kept what the one policy remembered at the top of the state, whatever it was."""
+    """Before there were policies a state had what the one rule remembered at its top, whatever it was."""
     probe = saved.get("probe")
     found: list[Mapping[str, Any]] = [
         {"kind": "vote", "states": saved["states"], "probe": probe},

@@ -364,7 +364,6 @@ class Horizon(Policy):
         """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
         return {
             "states": [asdict(state) for state in self._states],
-            "window_end": self.window_end,
             **{name: getattr(self, attribute) for name, attribute in _PLAIN.items()},
             "previous_middle": list(self._previous_middle),
             "incumbent": self.incumbent.state_dict(),
@@ -378,8 +377,7 @@ class Horizon(Policy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         refuse_other_scope(self._context.caller, len(state["states"]), len(self._states))
         self._states = [HorizonState(**saved) for saved in state["states"]]
-        # In a state of version 0.1.0 there is less: the search was over when there was no window any more.
-        self.window_end = state["window_end"]
+        # A state saved before the descent was measured has less: without a window the search was over.
         for name, attribute in _PLAIN.items():
             setattr(self, attribute, state.get(name, getattr(self, attribute)))
         self._previous_middle = list(state["previous_middle"])

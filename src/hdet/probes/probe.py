@@ -193,7 +193,8 @@ class Probe:
         """The batches that weights are chosen by, and others that no choice sees, for an honest estimate.
 
         The same ones for the whole run and after a resume: the first that the probe holds, :attr:`choosing`
-        and at most as many again. Of one batch there is no estimate.
+        and at most as many again (of an iterator that cannot be begun anew, the next ones). Of one batch
+        there is no estimate.
         """
         if self._halves is None:
             first = self._first(2 * self.choosing)
