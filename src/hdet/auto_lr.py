@@ -27,7 +27,7 @@ from hdet.policies import Horizon
 from hdet.probes import Probe
 from hdet.replicas import ProcessGroup, replicas_of
 from hdet.schedules import SHAPES, DrawnShape, FoundSchedule, Shape, WarmStableDecay, Windows
-from hdet.weights.snapshot import Where
+from hdet.weights.room import Where
 
 __all__ = ["AutoLR"]
 
@@ -97,8 +97,8 @@ class AutoLR:
         sync_every: int | None = None,
         scope: Literal["together", "each"] = "together",
         spread: float = 0.0,
-        snapshot: Where = "device",
-        keep: Where = "device",
+        snapshot: Where = "host",
+        keep: Where = "host",
         patience: int | None = 3,
         process_group: ProcessGroup | None = None,
         seed: int = 0,

@@ -20,6 +20,7 @@ from tests.unit.training import (
     OPTIMIZERS,
     TASK,
     Halves,
+    Overfitting,
     Training,
     X,
     batch,
@@ -524,40 +525,13 @@ def test_a_state_can_be_loaded_into_nothing_but_the_same_groups() -> None:
 # ---------------------------------------------------------------------- the end, and what is handed over
 
 
-def overfitting(**options: Any) -> tuple[Any, ...]:
-    """Eight samples with noise in their labels, far too many steps."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 1))
-
-    def samples(seed: int, count: int) -> tuple[Tensor, Tensor]:
-        draw = torch.Generator().manual_seed(seed)
-        x = torch.randn(count, 6, generator=draw)
-        return x, x[:, :1] + torch.randn(count, 1, generator=draw)
-
-    def loss(pair: tuple[Tensor, Tensor]) -> Tensor:
-        return (model(pair[0]) - pair[1]).square().mean()
-
-    optimizer = AdamW(model.parameters())
-    probe = hdet.Probe(loss, lambda k: samples(1000 + k, 512), model=model)
-    auto = AutoLR(optimizer, probe=probe, **options)
-    records = []
-    for _ in range(2000):
-        optimizer.zero_grad()
-        loss(samples(0, 24)).backward()
-        optimizer.step()
-        record = auto.step()
-        records += [record] if record else []
-        if auto.finished:
-            break
-    return model, auto, records, lambda: loss(samples(7, 4096)).item()
-
-
-@pytest.mark.parametrize("total", [2000, None])
+@pytest.mark.parametrize("total", [8000, None])
 def test_where_nothing_improves_it_comes_down_and_hands_over_the_best(total: int | None) -> None:
     """With a number of steps, which is a budget then, and without one."""
-    _, auto, records, truly = overfitting(total_steps=total)
+    run = Overfitting(total_steps=total).run(8000)
+    auto, records, truly = run.auto, run.records, run.truly
     assert auto.finished
-    assert auto.steps < 2000
+    assert auto.steps < 8000
     assert auto.get_last_lr() == [0.0]
     assert any("back to those weights" in event for r in records for event in r.events)
     assert any("nothing has improved since" in event for r in records for event in r.events)
@@ -569,9 +543,9 @@ def test_where_nothing_improves_it_comes_down_and_hands_over_the_best(total: int
 
 
 def test_without_patience_it_goes_on_to_the_end() -> None:
-    _, auto, records, _ = overfitting(total_steps=600, patience=None)
-    assert auto.steps == 600
-    assert not any("nothing better" in event for r in records for event in r.events)
+    run = Overfitting(total_steps=600, patience=None).run(600)
+    assert run.auto.steps == 600
+    assert not any("nothing better" in event for r in run.records for event in r.events)
 
 
 def test_a_torch_schedule_ends_with_its_steps() -> None:

@@ -161,6 +161,44 @@ X = torch.randn(400, 32, 8, generator=torch.Generator().manual_seed(0))
 W = torch.randn(8, 1, generator=torch.Generator().manual_seed(1))
 
 
+class Overfitting:
+    """Twenty-four samples with noise in their labels, far too many steps: the slower, the better."""
+
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        probe = Probe(self.loss, lambda k: self.samples(1000 + k, 512), model=self.model)
+        self.auto = hdet.AutoLR(self.optimizer, probe=probe, **options)
+        self.records: list[hdet.SyncRecord] = []
+
+    @staticmethod
+    def samples(seed: int, count: int) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(count, 6, generator=draw)
+        return x, x[:, :1] + torch.randn(count, 1, generator=draw)
+
+    def loss(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return (self.model(pair[0]) - pair[1]).square().mean()
+
+    def truly(self) -> float:
+        """The loss on samples that nobody has seen."""
+        return self.loss(self.samples(7, 4096)).item()
+
+    def run(self, until: int) -> Overfitting:
+        while self.auto.steps < until and not self.auto.finished:
+            self.optimizer.zero_grad()
+            self.loss(self.samples(0, 24)).backward()
+            self.optimizer.step()
+            record = self.auto.step()
+            self.records += [] if record is None else [record]
+        return self
+
+    @property
+    def restarts(self) -> list[hdet.SyncRecord]:
+        return [r for r in self.records if any("from the beginning" in event for event in r.events)]
+
+
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))

@@ -14,7 +14,7 @@ from hdet.controllers.choice import Candidate, Choice
 from hdet.probes import Probe
 from hdet.probes.norms import trained_norms
 from hdet.replicas import Replicas
-from hdet.weights.snapshot import Where
+from hdet.weights.room import Where
 
 __all__ = ["Handed", "Keeper"]
 
@@ -63,6 +63,10 @@ class Keeper:
     def measure(self, count: int | None = None) -> list[float]:
         """This rank's losses at the weights as they stand, on the first ``count`` of its batches."""
         return self._probe.losses(self._probe.halves()[0][:count], of="choice")
+
+    def measure_together(self) -> list[float]:
+        """The losses of all ranks, as :meth:`measure` finds them on each. A collective."""
+        return [loss for row in self._replicas.gather(self.measure()) for loss in row]
 
     def measure_deployed(self, *, refresh: bool) -> list[float]:
         """As :meth:`measure`, as the weights would be deployed: with running statistics, if there are any;
@@ -147,12 +151,7 @@ class Keeper:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""
-        choice = dict(state["choice"])
-        for name in ("lowest", "kept", "improved"):
-            if choice[name] is not None:
-                saved = {**choice[name], "losses": tuple(choice[name]["losses"])}
-                choice[name] = Candidate(**saved)
-        self.choice = Choice(**choice)
+        self.choice = Choice.from_dict(state["choice"])
         if self._kept is not None and state["kept"] is None:
             self.forget()  # saved without a copy
         elif self._kept is not None:

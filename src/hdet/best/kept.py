@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hdet.weights.room import copy_into, room_for, settled
+
 __all__ = ["Kept"]
 
 
@@ -39,9 +41,15 @@ class Kept:
         for i, weight in given.items():
             kept = self._weights.get(i)
             if kept is None:
-                kept = self._weights[i] = self._room_for(self._parameters[i])
-            kept.copy_(weight.detach())
-        self._buffers = {name: self._copy(buffer) for name, buffer in self._model.named_buffers()}
+                kept = self._weights[i] = room_for(self._parameters[i], self._where)
+            copy_into(kept, weight)
+        before, self._buffers = self._buffers, {}
+        for name, buffer in self._model.named_buffers():
+            kept = before.get(name)
+            if kept is None or kept.shape != buffer.shape or kept.dtype != buffer.dtype:
+                kept = room_for(buffer, self._where)
+            copy_into(kept, buffer)
+            self._buffers[name] = kept
 
     @torch.no_grad()
     def join(self, parameters: Mapping[int, Tensor]) -> None:
@@ -72,22 +80,18 @@ class Kept:
 
     def state_dict(self) -> dict[str, Any]:
         """The copies themselves."""
-        return {
-            "weights": {i: kept.clone() for i, kept in self._weights.items()},
-            "buffers": {name: kept.clone() for name, kept in self._buffers.items()},
-        }
+        settled()
+        return {"weights": dict(self._weights), "buffers": dict(self._buffers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the copies of another run of the same model."""
         self._weights = {
-            i: self._room_for(self._parameters[i]).copy_(saved) for i, saved in state["weights"].items()
+            i: room_for(self._parameters[i], self._where).copy_(saved)
+            for i, saved in state["weights"].items()
         }
         self._buffers = {name: self._copy(saved) for name, saved in state["buffers"].items()}
 
-    def _room_for(self, tensor: Tensor) -> Tensor:
-        if self._where == "host" and tensor.device.type != "cpu":
-            return torch.empty_like(tensor, device="cpu", requires_grad=False)
-        return torch.empty_like(tensor, requires_grad=False)
-
     def _copy(self, tensor: Tensor) -> Tensor:
-        return self._room_for(tensor).copy_(tensor.detach())
+        room = room_for(tensor, self._where)
+        copy_into(room, tensor)
+        return room

@@ -11,9 +11,9 @@ float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["Candidate", "Choice", "mean_of", "standard_error"]
 
@@ -67,6 +67,15 @@ class Choice:
     behind: int = 0
     significance: float = 1.0
     at_the_end: float = 1.5
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Choice:
+        """What :func:`dataclasses.asdict` made of one."""
+        values = dict(saved)
+        for name in ("lowest", "kept", "improved"):
+            if values[name] is not None:
+                values[name] = Candidate(**{**values[name], "losses": tuple(values[name]["losses"])})
+        return cls(**values)
 
     @property
     def improved_at(self) -> int:

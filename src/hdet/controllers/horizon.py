@@ -47,6 +47,9 @@ _THROWN = 2.0
 _DRIFT, _YOUTH = -0.2, 0.15
 #: Progress below this share of all that the search has gained is a standstill even where nothing is noisy.
 _STANDSTILL = 1e-3
+#: An end so far above where the search began, as a share of what was gained since, has exploded if its gap
+#: is so many times that of the window before.
+_LOST, _SUDDEN = 0.5, 3.0
 #: How close to a value that exploded the factor may grow, and how that value grows with time, as t to this.
 _BELOW_CEILING, _CEILING_GROWTH = 0.5, 0.5
 #: Without an end in sight the run is taken to be at this share of its length.
@@ -98,7 +101,8 @@ class HorizonState:
     """What is remembered between two windows.
 
     ``value`` is the factor on the schedule; ``pace`` the speed that a unit of it gave the weights so far;
-    ``ceiling`` a value that they exploded at. ``first_loss`` is where the judged windows began."""
+    ``ceiling`` a value that they exploded at; ``cap`` one that a search which began anew never exceeds.
+    ``first_loss`` is where the judged windows began."""
 
     value: float
     windows: int = 0
@@ -111,6 +115,7 @@ class HorizonState:
     blind: int = 0
     pace: float | None = None
     ceiling: float | None = None
+    cap: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class HorizonController:
         significance: a difference of gap from c·progress below this many standard errors moves nothing.
         relapse: a loss at m above that at p by more than three standard errors and the noise of the window's
             start explain is a relapse, and leads back, if the weights were thrown (moved much further than
-            before) or if it is this share of the improvement since the search began.
+            before) or if it is this share of the improvement since the search began, and not so again.
 
     >>> controller = HorizonController()
     >>> state = HorizonState(1e-3, windows=9, first_loss=4.0)
@@ -253,6 +258,10 @@ class HorizonController:
             last_gap=0.0,
         )
 
+    def restart(self, first: float, at_best: float) -> HorizonState:
+        """From the beginning, at a learning rate that stays below a third of what led to the best."""
+        return HorizonState(first, cap=at_best * math.exp(_BACK))
+
     def _scale_blindly(self, state: HorizonState, window: Window) -> HorizonDecision:
         """The first window runs at next to nothing: it tells how far a unit of learning rate carries."""
         if not window.displacement <= _MOST_DISPLACEMENT:  # or not a number
@@ -266,7 +275,7 @@ class HorizonController:
                 return HorizonDecision(state, "hold", window.speed, why="does not move")
             state = replace(state, value=state.value * math.exp(_BLIND_STEP), blind=state.blind + 1, backs=0)
             return HorizonDecision(state, "scale", window.speed, why="hardly moved")
-        value = state.value * self.start_speed / window.speed
+        value = min(state.value * self.start_speed / window.speed, state.cap)
         state = replace(state, value=value, windows=state.windows + 1, backs=0)
         return HorizonDecision(state, "scale", window.speed)
 
@@ -312,7 +321,7 @@ class HorizonController:
         gained = 0.0 if state.first_loss is None else max(state.first_loss - mean_of(window.previous), 0.0)
         # In an explosion two batches differ by more than three of their standard errors explain; but where
         # all of them lost more than everything gained so far, no noise of the probe is to blame.
-        if min(rises) > gained + start:
+        if min(rises) > gained + start or _lost_at_its_end(state, window):
             return True
         rise = mean_of(rises) - 3 * standard_error(rises) - start
         if not rise > 0:
@@ -321,7 +330,8 @@ class HorizonController:
         thrown = usual is not None and window.speed > _THROWN * usual
         # In the descent the weights slow down by themselves, and overfitting is not held up by a retreat.
         share = 0.5 if descends else self.relapse
-        return state.first_loss is None or thrown or rise > share * gained
+        # What rises again at a third of the rate, and was not thrown, is no explosion either.
+        return state.first_loss is None or thrown or (rise > share * gained and state.backs == 0)
 
     def _pool(self, before: float | None, now: float) -> float:
         return now if before is None else self.memory * before + (1 - self.memory) * now
@@ -339,9 +349,10 @@ class HorizonController:
 
 
 def _moved(seen: HorizonDecision, change: float) -> HorizonDecision:
-    action: Action = "up" if change > 0 else "down" if change < 0 else "hold"
-    state = replace(seen.state, value=seen.state.value * math.exp(change))
-    return replace(seen, state=state, action=action)
+    before = seen.state.value
+    value = min(before * math.exp(change), seen.state.cap)
+    action: Action = "up" if value > before else "down" if value < before else "hold"
+    return replace(seen, state=replace(seen.state, value=value), action=action)
 
 
 def _gap(window: Window) -> list[float]:
@@ -352,6 +363,18 @@ def _gap(window: Window) -> list[float]:
 def _progress(window: Window) -> list[float]:
     """Beyond the best so far: what a recovery wins back is none."""
     return [b - m for b, m in zip(window.best or window.previous, window.mean, strict=True)]
+
+
+def _lost_at_its_end(state: HorizonState, window: Window) -> bool:
+    """Whether e is further above where the search began than half of what it gained lies below, all of a
+    sudden: the mean of such a window may still look well, but nothing good goes on from its end."""
+    gap = _gap(window)
+    sudden = state.last_gap != 0 and mean_of(gap) > _SUDDEN * abs(state.last_gap)
+    if state.first_loss is None or not sudden:
+        return False
+    gained = max(state.first_loss - mean_of(window.best or window.previous), 0.0)
+    clear = mean_of(gap) > 3 * standard_error(gap) or min(gap) > gained
+    return clear and mean_of(window.mean) + mean_of(gap) - state.first_loss > _LOST * gained
 
 
 def _ratio(gap: float, progress: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Literal
 
 from torch import Tensor
@@ -18,8 +18,9 @@ from hdet.best import Keeper
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.policies.base import Context, Decided, Policy, Seen
+from hdet.policies.clock import Clock
 from hdet.policies.incumbent import Incumbent
-from hdet.policies.point_losses import PointLosses, measure_chosen, measure_own
+from hdet.policies.point_losses import PointLosses, measure_chosen, measure_path, measure_points
 from hdet.policies.telling import (
     never_moved,
     no_way_back,
@@ -34,8 +35,9 @@ from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
 from hdet.replicas import local
 from hdet.schedules import Windows
-from hdet.weights.snapshot import Snapshot, Where
-from hdet.weights.trail import Trail
+from hdet.weights.room import Where
+from hdet.weights.trail import PointsTrail, Trail
+from hdet.weights.way_back import WayBack
 
 __all__ = ["Horizon"]
 
@@ -44,10 +46,6 @@ FIRST_LR = 1e-5
 #: One probe batch for so many steps of a window: what probing costs stays a small share of training.
 _STEPS_PER_BATCH = 50
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
-#: What a saved state calls the plain values.
-_PLAIN = {
-    n.lstrip("_"): n for n in ("_began", "window_end", "_taken", "_fresh", "_searching", "_total_steps")
-}
 #: A schedule below this share of its peak is in its final descent.
 _DESCENT = 0.7
 
@@ -79,23 +77,22 @@ class Horizon(Policy):
         windows: Windows,
         *,
         scope: Literal["together", "each"] = "together",
-        snapshot: Where = "device",
-        keep: Where = "device",
+        snapshot: Where = "host",
+        keep: Where = "host",
         patience: int | None = None,
     ) -> None:
         super().__init__(explore)
         self._probe = probe
         self._controller = controller
-        self._windows = windows
+        self._clock = Clock(windows)
         self._scope, self._patience = scope, patience
         self._where, self._keep = snapshot, keep
         self._states: list[HorizonState] = []
-        self._searching = True
 
     def facts(self) -> dict[str, str]:
         return {
             "horizon controller": repr(self._controller),
-            "windows": repr(self._windows),
+            "windows": repr(self._clock.windows),
             "scope": self._scope,
             "snapshot": self._where,
             "best weights": f"{self._keep}, patience {self._patience}",
@@ -110,30 +107,34 @@ class Horizon(Policy):
         self._context = context
         optimizer = context.optimizer
         groups = len(optimizer.param_groups) if self._scope == "each" else None
-        self._trail = Trail(optimizer, context.replicas, groups=groups, diverges=context.diverges)
+        self._points = None
+        if groups is not None or context.diverges:
+            self._points = PointsTrail(optimizer, context.replicas, groups=groups, diverges=context.diverges)
+        self._trail = self._points or Trail(optimizer)
         refuse_frozen(context.caller, self._trail.weights)
-        # The frozen ones too: they may be freed within a window.
         weights = [local(p) for group in optimizer.param_groups for p in group["params"]]
         self.incumbent = Incumbent(
             Keeper(self._probe, self._probe.model, weights, context.replicas, self._keep),
             self._patience,
-            remembers=self._scope == "together" and not context.diverges,
-            apart=context.diverges or self._scope == "each" or self._probe.has_norms,
+            remembers=self._points is None,
+            apart=self._points is not None or self._probe.has_norms,
         )
-        self._snapshot = (
-            Snapshot(weights, optimizer, self._probe.model, self._where) if self._where != "off" else None
-        )
-        self._total_steps = context.total_steps
+        self._way_back = WayBack(weights, optimizer, self._probe.model, self._where)
+        self._clock.total_steps = context.total_steps
         self._useless = UselessProbe(context.caller, self._probe, by_group=self._scope == "each")
         # The first factor: next to no learning rate, whatever the schedule's values are.
         curves = [axis.curve for axis in self._learning_rates]
-        self._states = [HorizonState(FIRST_LR / max(curves)) for _ in self._trail.scopes]
+        self._states = [HorizonState(self._first_factor) for _ in self._trail.scopes]
         self._curve_peak = self._curve_before = curves[0]
         self._take_factors()
 
     @property
     def _learning_rates(self) -> list[GroupLearningRate]:
         return self.axes  # type: ignore[return-value]  # no other is taken
+
+    @property
+    def _first_factor(self) -> float:
+        return FIRST_LR / max(axis.curve for axis in self._learning_rates)
 
     def _take_factors(self) -> None:
         for i, axis in enumerate(self._learning_rates):
@@ -147,43 +148,30 @@ class Horizon(Policy):
         self._begin(step)
 
     def round_at(self, step: int) -> int:
-        return self._windows.round_at(step)
+        return self._clock.windows.round_at(step)
 
     def _begin(self, step: int) -> None:
-        self._began = step
-        if self._windows.end_after(step) is None:
-            self._searching = False
-        self.window_end = self._window_after(step)
+        self._clock.begin(step)
+        self.window_end = self._clock.end
         self._taken = False
-
-    def _window_after(self, step: int) -> int | None:
-        """While it searches, as it was told; in the descent until the run ends, if that is known."""
-        end = self._windows.end_after(step) if self._searching else None
-        if end is not None:
-            return end if self._total_steps is None else min(end, self._total_steps)
-        if self._total_steps is None:
-            return None
-        return replace(self._windows, last=self._total_steps).end_after(step)
 
     @property
     def learns(self) -> bool:
-        return self._searching and self.window_end is not None
+        return self._clock.searching and self.window_end is not None
 
     @property
     def stalled(self) -> bool:
         """Whether the search has come to nothing better for longer than patience lasts."""
-        return self._searching and self.incumbent.stalled
+        return self._clock.searching and self.incumbent.stalled
 
     def stop(self) -> None:
         """The search is over; windows are measured on, to the end of the run."""
-        if self._searching:
-            self._searching = False
-            self.end_at(self._total_steps)
+        self._clock.stop()
+        self.window_end = self._clock.end
 
     def end_at(self, step: int | None) -> None:
-        self._total_steps = step
-        if not self._searching:
-            self.window_end = None if step is None else min(self.window_end or step, step)
+        self._clock.end_at(step)
+        self.window_end = self._clock.end
 
     def before_step(self) -> None:
         """The way back leads to the weights as the window's first step finds them."""
@@ -192,14 +180,17 @@ class Horizon(Policy):
         self._taken = True
         if self.window_end is not None:
             if self._trail.follow():
-                self.incumbent.previous = None  # of other weights
                 self.incumbent.keeper.follow(self._numbered(self._trail.weights))
-            self._trail.mean.begin(self.window_end - self._began)
+                if self._points is None:  # the weights of now are p
+                    self._previous_middle = [float(self._clock.began)]
+            self._trail.mean.begin(self._clock.length)
         if self._fresh:
             self._trail.start()
+            if self.incumbent.keeper.choice.kept is None:
+                self._way_back.begin_run()
             self._fresh = False
-        if self._snapshot is not None and self.window_end is not None:
-            self._snapshot.take()
+        if self.window_end is not None:
+            self._way_back.begin_window()
 
     def after_step(self) -> None:
         """An iterate more. Waits for nothing."""
@@ -210,35 +201,36 @@ class Horizon(Policy):
         return self.window_end is not None and step >= self.window_end
 
     def at_own(self) -> Sequence[float | Tensor]:
-        """Losses at this replica's points. Empty until weights have moved."""
-        if not self._measures:
-            return ()
-        self._useless.drew(self._few())
+        """Losses at this replica's points; before windows are judged, at m alone."""
         with self._context.regularisers_off():
-            return measure_own(self._trail, self.incumbent, self._few())
+            if self._points is None:
+                few = self._few() if self._judges else None
+                self._useless.drew(few or 0)
+                return measure_path(self._trail, self.incumbent.keeper, few)
+            if not self._judges:
+                return ()
+            self._useless.drew(self._few())
+            return measure_points(self._points, self.incumbent.keeper, self._few())
 
     @property
-    def _measures(self) -> bool:
+    def _judges(self) -> bool:
+        """Whether weights have moved, so that there is something to compare."""
         return any(state.windows > 0 for state in self._states)
 
     def _few(self) -> int:
         """How many batches e is measured on: all of them where it may be handed over."""
-        if self._ends or self.window_end is None:
+        if self._clock.ends_run or self.window_end is None:
             return self._probe.choosing
-        return min(max(2, (self.window_end - self._began) // _STEPS_PER_BATCH), self._probe.choosing)
+        return min(max(2, self._clock.length // _STEPS_PER_BATCH), self._probe.choosing)
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """‖m − p‖ / ‖p‖ of each scope, m being that of all replicas by now; and other losses to choose by."""
         found = self._trail.displacements()
-        if not (self.incumbent.apart and self._measures):
+        if not (self.incumbent.apart and (self._judges or self._points is None)):
             return found
+        ends = self._clock.ends_run and self._judges
         with self._context.regularisers_off():
-            return [*found, *measure_chosen(self._trail, self.incumbent, ends=self._ends)]
-
-    @property
-    def _ends(self) -> bool:
-        """Whether the run ends with this window."""
-        return self.window_end is not None and self.window_end == self._total_steps
+            return [*found, *measure_chosen(self._trail, self.incumbent.keeper, ends=ends)]
 
     def decide(self, seen: Seen) -> Decided:
         """The controller's decision for each scope and what follows from it.
@@ -252,28 +244,34 @@ class Horizon(Policy):
         rise = math.log(curve / self._curve_before) if lowest > 0 else 0.0
         losses = PointLosses(
             seen.rows,
+            measured=self._judges or self._points is None,
+            judged=self._judges,
             scopes=len(self._states),
             batches=self._probe.choosing,
             few=self._few(),
             apart=self.incumbent.apart,
-            ends=self._ends,
-            previous=self.incumbent.previous if self.incumbent.remembers else None,
-            remembers=self.incumbent.remembers,
+            ends=self._clock.ends_run,
+            remembers=self._points is None,
+            previous=self.incumbent.previous,
         )
-        windows = self._read(seen, losses, rise)
-        self.incumbent.start(self._began, losses, self._numbered(self._trail.previous))
+        windows = losses.windows(self._clock, seen.step, self._previous_middle, self.incumbent.best, rise)
+        if losses.judged:
+            self._useless.refuse(seen.step, windows)
+        factors = [state.value for state in self._states]
+        began, mean = self._clock.began, self._numbered(self._trail.mean.tensors)
         decisions, events, went_back = self._act(seen.step, windows)
-        if not went_back and losses.measured:
-            improved = self.incumbent.keeper.choice.improved_at
-            end = self._numbered(self._trail.weights) if seen.step == self._total_steps else None
-            self.incumbent.offer(seen.step, losses, self._numbered(self._trail.mean.tensors), end)
-            self.incumbent.count(improved, rises=decisions[0].action in ("up", "scale"))
-            if self._searching and self.incumbent.leads_back:
+        if not went_back and losses.measured and not losses.judged:
+            self.incumbent.start(began, losses, mean)
+        elif not went_back and losses.judged:
+            end = self._numbered(self._trail.weights) if seen.step == seen.total_steps else None
+            self.incumbent.offer(seen.step, losses, mean, end)
+            self.incumbent.count(seen.step, factors, rises=decisions[0].action in ("up", "scale"))
+            if self._clock.searching and self.incumbent.leads_back:
                 events, went_back = (*events, self._retreat(seen.step)), True
             elif self.stalled:
-                events = (*events, f"nothing has improved since step {improved}")
+                events = (*events, f"nothing has improved since step {self.incumbent.improved_at}")
         self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
-        if self._searching and curve < _DESCENT * self._curve_peak:
+        if self._clock.searching and curve < _DESCENT * self._curve_peak:
             self.stop()
             if seen.total_steps is None or seen.step < seen.total_steps / 3:
                 say_early_descent(self._context.caller, seen.step, _DESCENT)
@@ -287,74 +285,82 @@ class Horizon(Policy):
         return dict(zip(self._trail.numbers, values, strict=True))
 
     def _retreat(self, step: int) -> str:
-        """To the best weights, with a smaller factor; the steps taken are spent."""
-        of_step = self.incumbent.go_back_()
+        """To the best weights, with a smaller factor, or with time enough to the beginning; the steps taken
+        are spent."""
+        anew = self.incumbent.may_begin_anew(step, self._clock.origin, self._clock.total_steps)
+        if self._way_back.exists and anew:
+            return self._begin_anew(step)
+        with self._context.regularisers_off():
+            of_step = self.incumbent.go_back_()
         self._states = [self._controller.retreat(state) for state in self._states]
         self._trail.stand()
         self._previous_middle = [float(step) for _ in self._previous_middle]
         return f"nothing better since step {of_step}: back to those weights, learning rate times 0.33"
 
-    def _read(self, seen: Seen, losses: PointLosses, rise: float) -> list[Window]:
-        """What the window showed of each scope, from the rows of all replicas."""
-        middle = (self._began + 1 + seen.step) / 2
-        windows = []
-        for scope in range(len(self._states)):
-            timing = Window(
-                step=seen.step,
-                next_step=self._window_after(seen.step) or seen.step + (seen.step - self._began),
-                total_steps=seen.total_steps,
-                displacement=losses.displacement(scope),
-                apart=middle - self._previous_middle[scope],
-                rise=rise,
-            )
-            windows.append(losses.fill(timing, scope, self.incumbent.best))
-        self._useless.refuse(seen.step, windows)
-        return windows
+    def _begin_anew(self, step: int) -> str:
+        improved = self.incumbent.improved_at
+        self._way_back.to_beginning()
+        self.incumbent.begin_anew()
+        first, at_best = self._first_factor, self.incumbent.factors
+        self._states = [self._controller.restart(first, factor) for factor in at_best]
+        self._clock.origin = step
+        self.start(step)
+        return f"nothing better since step {improved}: from the beginning, below a third of the learning rate"
 
     def _act(
         self, step: int, windows: Sequence[Window]
     ) -> tuple[list[HorizonDecision], tuple[str, ...], bool]:
         """Decide for each scope; then on to the next window, or back to this one's start."""
-        rule = self._controller.update if self._searching else self._controller.descend
+        rule = self._controller.update if self._clock.searching else self._controller.descend
         decisions = [
             rule(state, window)
             if self._trail.weights[part]
             else HorizonDecision(state, "hold", 0.0, why="nothing is trained")
             for state, window, part in zip(self._states, windows, self._trail.scopes, strict=True)
         ]
+        events: tuple[str, ...] = ()
         if any(decision.action == "back" for decision in decisions):
-            return decisions, (self._go_back(step, decisions, windows),), True
+            event, went_back = self._go_back(step, decisions, windows)
+            if went_back:
+                return decisions, (event,), True
+            events = (event,)
         if all(decision.why == "does not move" for decision in decisions):
             raise never_moved(f"{self._context.caller}.step: step {step}", self._states[0].blind)
         self._states = [decision.state for decision in decisions]
         for i, state in enumerate(self._states):
             if state.windows > 0:
                 self._trail.keep(i)
-                self._previous_middle[i] = (self._began + 1 + step) / 2
+                self._previous_middle[i] = (self._clock.began + 1 + step) / 2
             else:  # it hardly moved: what it will have moved by is the next window's doing alone
                 self._previous_middle[i] = step
         self._begin(step)
-        return decisions, (), False
+        return decisions, events, False
 
-    def _go_back(self, step: int, decisions: Sequence[HorizonDecision], windows: Sequence[Window]) -> str:
-        """To the window's start, with smaller factors where the loss rose; the steps taken are spent."""
+    def _go_back(
+        self, step: int, decisions: Sequence[HorizonDecision], windows: Sequence[Window]
+    ) -> tuple[str, bool]:
+        """To the window's start, with smaller factors where the loss rose; without a snapshot the weights stay
+        if they are still weights. The steps taken are spent."""
         before = self._states
         self._states = [d.state if d.action == "back" else s for d, s in zip(decisions, before, strict=True)]
         total, in_a_row = (max(getattr(s, n) for s in self._states) for n in ("total_backs", "backs"))
         worst = next(i for i, decision in enumerate(decisions) if decision.action == "back")
         rose = what_rose(windows[worst], first=before[worst].windows == 0)
-        if self._snapshot is None or total > _MAX_BACKS or in_a_row > _MAX_BACKS_IN_A_ROW:
-            tried = (
-                "snapshot='off'" if self._snapshot is None else f"{in_a_row - 1} retries, {total - 1} in all"
-            )
+        finite = all(map(math.isfinite, (windows[worst].speed, *windows[worst].end)))
+        lost = not self._way_back.exists and not finite
+        if lost or total > _MAX_BACKS or in_a_row > _MAX_BACKS_IN_A_ROW:
+            retries = f"{in_a_row - 1} retries, {total - 1} in all"
+            tried = retries if self._way_back.exists else "snapshot='off'"
             raise no_way_back(f"{self._context.caller}.step: step {step}: {rose}", tried)
-        self._snapshot.restore()
         shrunk = min(new.value / old.value for new, old in zip(self._states, before, strict=True))
-        event = f"{rose}: back to the weights of step {self._began}, learning rate times {shrunk:.2g}"
+        if not self._way_back.exists:
+            return f"{rose}: no way back (snapshot='off'), learning rate times {shrunk:.2g}", False
+        self._way_back.to_window()
+        event = f"{rose}: back to the weights of step {self._clock.began}, learning rate times {shrunk:.2g}"
         # The steps taken are spent, but they lead nowhere: the weights have not travelled in them.
-        self._previous_middle = [middle + step - self._began for middle in self._previous_middle]
+        self._previous_middle = [middle + step - self._clock.began for middle in self._previous_middle]
         self._begin(step)
-        return event
+        return event, True
 
     def check_end(self) -> str:
         """What is wrong with the weights that training ends with, if anything. Waits for the device."""
@@ -364,35 +370,32 @@ class Horizon(Policy):
         """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
         return {
             "states": [asdict(state) for state in self._states],
-            **{name: getattr(self, attribute) for name, attribute in _PLAIN.items()},
+            **self._clock.state_dict(),
+            "taken": self._taken,
+            "fresh": self._fresh,
             "previous_middle": list(self._previous_middle),
             "incumbent": self.incumbent.state_dict(),
             "curve": [self._curve_peak, self._curve_before],
             "constant": self._useless.state(),
             "trail": self._trail.state_dict(),
-            "snapshot": None if self._snapshot is None else self._snapshot.state_dict(),
+            **self._way_back.state_dict(),
             "probe": self._probe.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         refuse_other_scope(self._context.caller, len(state["states"]), len(self._states))
         self._states = [HorizonState(**saved) for saved in state["states"]]
-        # A state saved before the descent was measured has less: without a window the search was over.
-        for name, attribute in _PLAIN.items():
-            setattr(self, attribute, state.get(name, getattr(self, attribute)))
+        self._clock.load_state_dict(state)
+        self.window_end, self._taken, self._fresh = self._clock.end, state["taken"], state["fresh"]
         self._previous_middle = list(state["previous_middle"])
         self._curve_peak, self._curve_before = state["curve"]
         if "incumbent" in state:
             self.incumbent.load_state_dict(state["incumbent"])
-        else:
-            self._searching = self.window_end is not None
         self._useless.load(state["constant"])
         self._trail.load_state_dict(state["trail"])
-        if self._snapshot is not None and state["snapshot"] is not None:
-            self._snapshot.load_state_dict(state["snapshot"])
+        self._way_back.load_state_dict(state)
         self._probe.load_state_dict(state["probe"])
 
     def extra_bytes(self) -> int:
         """Memory beyond training itself, the way back included once it has been taken."""
-        own = self._trail.bytes() + self.incumbent.keeper.bytes()
-        return own if self._snapshot is None else own + self._snapshot.bytes()
+        return self._trail.bytes() + self.incumbent.keeper.bytes() + self._way_back.bytes()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
 
 from hdet.best import Keeper
-from hdet.controllers.choice import Candidate
+from hdet.controllers.choice import Candidate, Choice
 from hdet.policies.point_losses import PointLosses
 from hdet.policies.useless_probe import average
 
@@ -17,6 +17,12 @@ __all__ = ["Incumbent"]
 
 #: So many windows in a row clearly worse than the best, or without an improvement, lead back to the best.
 _BEHIND, _IDLE = 2, 8
+#: Where so many times the steps that led to the best are left, there is time to begin anew instead.
+_ANEW = 1.5
+#: A search is young for this share of its steps; where nobody knows how many they are, for so many.
+_YOUTH, _YOUNG_STEPS = 0.15, 200
+#: A third of a third of the learning rate is slow enough.
+_RESTARTS = 2
 
 
 class Incumbent:
@@ -34,8 +40,12 @@ class Incumbent:
         self._patience = patience
         self.remembers = remembers
         self.apart = apart
-        self._idle = self._retreats = 0
-        #: The losses at p, of the batches of every rank in turn; None where they have to be measured.
+        self._idle = self._retreats = self._restarts = 0
+        #: What this search has come to, since it began, or began anew; the keeper knows all of them.
+        self._search = keeper.choice
+        #: The factors that led to its best.
+        self.factors: list[float] = []
+        #: The losses at p, of the batches of every rank in turn; None before anything was measured.
         self.previous: list[float] | None = None
         #: The lowest losses at any m so far, likewise.
         self.best: list[float] | None = None
@@ -44,19 +54,22 @@ class Incumbent:
         """The losses that windows are compared with: of other weights."""
         self.previous = self.best = None
 
-    def start(self, step: int, losses: PointLosses, weights: Mapping[int, Tensor]) -> None:
-        """The first window that is measured shows what training began with, as well."""
-        if losses.measured and self.remembers and self.previous is None:
-            self.previous = losses.previous
-            self.best = self.best or self.previous
-            if not self.apart and self.keeper.choice.kept is None:
-                self.keeper.offer(Candidate(step, "start", tuple(losses.previous)), weights)
+    def start(self, step: int, losses: PointLosses, mean: Mapping[int, Tensor]) -> None:
+        """A window that has hardly moved the weights shows what training began with."""
+        self.previous = losses.mean()
+        self.best = self.previous
+        candidate = Candidate(step, "start", tuple(losses.chosen))
+        self._search, _ = self._search.offered(candidate)
+        if self.keeper.choice.kept is None:
+            self.keeper.offer(candidate, mean)
 
     def offer(
         self, step: int, losses: PointLosses, mean: Mapping[int, Tensor], end: Mapping[int, Tensor] | None
     ) -> None:
         """What a window leaves behind, to be handed over one day: its mean, and the end of the run."""
-        self.keeper.offer(Candidate(step, "mean", tuple(losses.chosen)), mean)
+        candidate = Candidate(step, "mean", tuple(losses.chosen))
+        self.keeper.offer(candidate, mean)
+        self._search, _ = self._search.offered(candidate)
         if end is not None:
             self.keeper.offer(Candidate(step, "end", tuple(losses.chosen_end)), end)
         if self.remembers:
@@ -64,16 +77,26 @@ class Incumbent:
             if self.best is None or average(self.previous) < average(self.best):
                 self.best = self.previous
 
-    def count(self, improved_before: int, *, rises: bool) -> None:
-        """A window more; where the learning rate still rises, an improvement may yet come."""
-        if self.keeper.choice.improved_at > improved_before:
-            self._idle = self._retreats = 0
+    @property
+    def improved_at(self) -> int:
+        """The step of this search's last improvement beyond the error."""
+        return self._search.improved_at
+
+    def count(self, step: int, factors: Sequence[float], *, rises: bool) -> None:
+        """A window more, that ran with these ``factors``; where the learning rate still rises, an improvement
+        may yet come."""
+        if self._search.kept is not None and self._search.kept.step == step:
+            self.factors = list(factors)
+        if self.keeper.choice.improved_at == step:
+            self._retreats = 0
+        if self._search.improved_at == step:
+            self._idle = 0
         elif not rises:
             self._idle += 1
 
     @property
     def _lost(self) -> bool:
-        return self.keeper.choice.behind >= _BEHIND or self._idle >= _IDLE
+        return self._search.behind >= _BEHIND or self._idle >= _IDLE
 
     @property
     def leads_back(self) -> bool:
@@ -87,28 +110,55 @@ class Incumbent:
         """Whether going back has not helped for longer than patience lasts."""
         return self._patience is not None and self._lost and self._retreats >= self._patience
 
+    def may_begin_anew(self, step: int, began: int, total_steps: int | None) -> bool:
+        """Whether a slower search from the beginning, instead of from the best weights, may come to more.
+
+        Not in the youth of a search, whose troubles are others; only where this one, which ``began`` then,
+        has found the best of all, so that slower still is worth trying; if there is time for it; and twice at
+        most.
+        """
+        best = self._search.kept
+        if best is None or best != self.keeper.choice.kept or self._restarts == _RESTARTS:
+            return False
+        if total_steps is None:
+            return step - began > _YOUNG_STEPS
+        young = step - began <= _YOUTH * (total_steps - began)
+        return not young and total_steps - step >= _ANEW * (best.step - began)
+
+    def begin_anew(self) -> None:
+        """The best weights stay kept; windows are compared with those of the new search alone."""
+        self.forget()
+        self._search = Choice()
+        self._idle, self._retreats, self._restarts = 0, self._retreats + 1, self._restarts + 1
+
     def go_back_(self) -> int:
         """Write the best weights into the model; the step they are of."""
         kept = self.keeper.choice.kept
         assert kept is not None
         self.keeper.write_()
-        self.keeper.choice = replace(self.keeper.choice, behind=0)
+        self._search = self.keeper.choice = replace(self.keeper.choice, behind=0)
         # Deployed with running statistics, its losses are not those that windows are compared by.
-        self.previous = None if self.apart else list(kept.losses)
+        self.previous = self.keeper.measure_together() if self.apart else list(kept.losses)
         self._idle, self._retreats = 0, self._retreats + 1
         return kept.step
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the best weights."""
         return {
-            "counts": [self._idle, self._retreats],
+            "counts": [self._idle, self._retreats, self._restarts],
             "losses": [self.previous, self.best],
             "keeper": self.keeper.state_dict(),
+            "search": {"choice": asdict(self._search), "factors": list(self.factors)},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""
-        self._idle, self._retreats = state["counts"]
+        self._idle, self._retreats, *restarts = state["counts"]
+        self._restarts = sum(restarts)
         losses: Sequence[list[float] | None] = state["losses"]
         self.previous, self.best = losses
         self.keeper.load_state_dict(state["keeper"])
+        # Saved before a search could begin anew, it is the only one.
+        search = state.get("search")
+        self._search = self.keeper.choice if search is None else Choice.from_dict(search["choice"])
+        self.factors = [] if search is None else list(search["factors"])

@@ -4,54 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
 
 from hdet.best import Keeper
 from hdet.controllers import Window
-from hdet.weights.trail import Trail
+from hdet.policies.clock import Clock
+from hdet.weights.trail import PointsTrail, Trail
 
-__all__ = ["PointLosses", "measure_chosen", "measure_own"]
-
-
-class _Compared(Protocol):
-    """What windows are compared with: an :class:`~hdet.policies.incumbent.Incumbent`."""
-
-    keeper: Keeper
-    remembers: bool
-    previous: list[float] | None
+__all__ = ["PointLosses", "measure_chosen", "measure_path", "measure_points"]
 
 
-def measure_own(trail: Trail, known: _Compared, few: int) -> list[float]:
-    """This rank's losses at its own points: at m on all batches; then, for every scope, at p, unless they are
-    remembered, and at e on a few. The weights are put back."""
-    trail.leave()
-    mean, *others = trail.points()
-    losses: list[float] = []
-    try:
+def measure_path(trail: Trail, keeper: Keeper, few: int | None) -> list[float]:
+    """This rank's losses at m on all batches and, unless ``few`` is None, at e, where the weights are, on a
+    few."""
+    at_end = [] if few is None else keeper.measure(few)
+    with trail.at_mean():
+        return keeper.measure() + at_end
+
+
+def measure_points(trail: PointsTrail, keeper: Keeper, few: int) -> list[float]:
+    """This rank's losses at its own points: at m on all batches; then, for every scope, at p and at e on a
+    few. The weights are put back."""
+    with trail.visited():
+        mean, *others = trail.points()
         trail.go(mean)
-        losses += known.keeper.measure()
-        for k, point in enumerate(others):
-            before = k % 2 == 0
-            if before and known.remembers and known.previous is not None:
-                continue
+        losses = keeper.measure()
+        for point in others:
             trail.go(point)
-            losses += known.keeper.measure(None if before and known.remembers else few)
-    finally:
-        trail.go(trail.end)
+            losses += keeper.measure(few)
     return losses
 
 
-def measure_chosen(trail: Trail, known: _Compared, *, ends: bool) -> list[float]:
+def measure_chosen(trail: Trail, keeper: Keeper, *, ends: bool) -> list[float]:
     """This rank's losses to choose by, as the weights would be deployed: at e if the run ``ends`` there, and
     at m, which is by now that of all replicas. The weights are put back."""
-    losses = known.keeper.measure_deployed(refresh=False) if ends else []
-    trail.leave()
-    try:
-        trail.go(trail.mean.tensors)
-        return losses + known.keeper.measure_deployed(refresh=True)
-    finally:
-        trail.go(trail.end)
+    losses = keeper.measure_deployed(refresh=False) if ends else []
+    with trail.at_mean():
+        return losses + keeper.measure_deployed(refresh=True)
 
 
 class PointLosses:
@@ -62,74 +50,91 @@ class PointLosses:
     own, or is deployed with running statistics), those at the end of the run and at m.
 
     Args:
-        rows: of every rank. Without losses before weights have moved.
+        rows: of every rank.
+        measured: whether there are losses at all.
+        judged: whether there are those at p and e.
         scopes: how many there are.
         batches: to choose by, on every rank.
         few: of them e is measured on.
         apart: whether weights are chosen by other losses.
         ends: whether this is the run's last window, whose end is to choose from, too.
-        previous: L(p), where it is remembered from the window before; None if it was measured.
-        remembers: whether p is measured on all batches, since it is one point for all.
+        remembers: whether L(p) is not measured, but what L(m) was in the window before.
+        previous: L(p), where it is remembered, and known.
     """
 
     def __init__(
         self,
         rows: Sequence[Sequence[float]],
         *,
+        measured: bool,
+        judged: bool,
         scopes: int,
         batches: int,
         few: int,
         apart: bool,
         ends: bool,
-        previous: Sequence[float] | None,
         remembers: bool,
+        previous: Sequence[float] | None,
     ) -> None:
-        self.measured = len(rows[0]) > scopes
+        self.measured, self.judged = measured, judged
         self._few = few
         self._mean = _part(rows, 0, batches) if self.measured else []
-        at = batches
+        at = batches if self.measured else 0
         self._previous: list[list[list[float]]] = []
         self._end: list[list[list[float]]] = []
-        for _ in range(scopes if self.measured else 0):
-            if previous is None:
-                width = batches if remembers else few
-                self._previous.append(_part(rows, at, width))
-                at += width
+        for _ in range(scopes if self.judged else 0):
+            if not remembers:
+                self._previous.append(_part(rows, at, few))
+                at += few
             self._end.append(_part(rows, at, few))
             at += few
         self._remembered = previous
-        at = at if self.measured else 0
         displacements = _part(rows, at, scopes)
         self._displacements = [math.fsum(row[i] for row in displacements) / len(rows) for i in range(scopes)]
         at += scopes
-        self._chosen_end = self._end[0] if self.measured else []
+        self._chosen_end = self._end[0] if self.judged else []
         self._chosen = self._mean
         if apart and self.measured:
-            if ends:
+            if ends and self.judged:
                 self._chosen_end = _part(rows, at, batches)
                 at += batches
             self._chosen = _part(rows, at, batches)
-        self._narrow = previous is None and not remembers
+        self._narrow = not remembers
 
-    def fill(self, timing: Window, scope: int, best: Sequence[float] | None) -> Window:
-        """A window with its losses."""
-        return replace(
-            timing,
-            previous=self.before(scope),
-            mean=self.mean(),
-            end=self.end(scope),
-            mean_there=self.mean_there(),
-            best=best if best is not None and self.measured else (),
-        )
+    def windows(
+        self,
+        clock: Clock,
+        step: int,
+        middles: Sequence[float],
+        best: Sequence[float] | None,
+        rise: float,
+    ) -> list[Window]:
+        """What the window that ends at ``step`` showed of each scope.
+
+        ``middles`` are those of the windows that p is the mean of, ``best`` the lowest losses at any m so
+        far, ``rise`` how much the schedule rose.
+        """
+        after = clock.after(step) or step + (step - clock.began)
+        return [
+            Window(
+                step=clock.since_origin(step),
+                next_step=clock.since_origin(after),
+                total_steps=clock.total,
+                displacement=self.displacement(scope),
+                apart=(clock.began + 1 + step) / 2 - middle,
+                rise=rise,
+                previous=self.before(scope),
+                mean=self.mean(),
+                end=self.end(scope),
+                mean_there=self.mean_there(),
+                best=best if best is not None and self.judged else (),
+            )
+            for scope, middle in enumerate(middles)
+        ]
 
     def displacement(self, scope: int) -> float:
         """‖m − p‖ / ‖p‖, the mean over the ranks."""
         return self._displacements[scope]
-
-    @property
-    def previous(self) -> list[float]:
-        """L(p) of all weights together."""
-        return self.before(0)
 
     @property
     def chosen(self) -> list[float]:
@@ -143,9 +148,11 @@ class PointLosses:
 
     def before(self, scope: int) -> list[float]:
         """L(p)."""
-        if not self.measured:
+        if not self.judged:
             return []
-        return list(self._remembered) if self._remembered is not None else _pooled(self._previous[scope])
+        if self._narrow:
+            return _pooled(self._previous[scope])
+        return list(self._remembered or ())
 
     def mean(self) -> list[float]:
         """L(m), on the batches of :meth:`before`."""
@@ -157,7 +164,7 @@ class PointLosses:
 
     def end(self, scope: int) -> list[float]:
         """L(e)."""
-        return _pooled(self._end[scope]) if self.measured else []
+        return _pooled(self._end[scope]) if self.judged else []
 
 
 def _part(rows: Sequence[Sequence[float]], at: int, width: int) -> list[list[float]]:

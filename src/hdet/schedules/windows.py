@@ -35,14 +35,14 @@ class Windows:
         if not 0 <= self.share <= 1:
             raise ValueError(f"Windows: share must be in [0, 1], got {self.share!r}")
 
-    def end_after(self, step: int) -> int | None:
+    def end_after(self, step: int, origin: int = 0) -> int | None:
         """Where the window ends that begins after ``step`` steps; None where none begins any more.
 
-        A rest too short for a window of its own is added to the last one.
+        A rest too short for a window of its own is added to the last one. t is counted from ``origin``.
         """
         if self.last is not None and step >= self.last:
             return None
-        length = max(self.first, int(self.share * step))
+        length = max(self.first, int(self.share * (step - origin)))
         end = step + length
         if self.last is not None and self.last - end < length // 2:
             return self.last

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["Snapshot", "Where"]
+from hdet.weights.room import copy_into, room_for, settled
 
-Where = Literal["device", "host", "off"]
+__all__ = ["Snapshot"]
+
 #: Kind of home (weight, buffer, state, group), its number, the name in it.
 _Key = tuple[str, int, str]
 #: What a parameter group holds that is the user's or the schedule's, not the optimizer's.
@@ -56,8 +57,8 @@ class Snapshot:
         for key, tensor in tensors.items():
             kept = self._tensors.get(key)
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-                kept = self._tensors[key] = self._room_for(tensor)
-            kept.copy_(tensor)
+                kept = self._tensors[key] = room_for(tensor, self._where)
+            copy_into(kept, tensor)
         self._values = values
 
     @torch.no_grad()
@@ -75,6 +76,7 @@ class Snapshot:
             if key in tensors and tensors[key].shape == kept.shape:
                 tensors[key].copy_(kept)
             elif kind in ("state", "group") and (kind, i) in homes:
+                settled()
                 homes[kind, i][name] = kept.to(self._weights[0].device, copy=True)
         for (kind, i, name), value in self._values.items():
             homes[kind, i][name] = _own(value)
@@ -85,8 +87,9 @@ class Snapshot:
 
     def state_dict(self) -> dict[str, Any]:
         """The copies themselves, so that a resumed run can go back to where the unbroken one could."""
+        settled()
         return {
-            "tensors": [[*key, tensor.clone()] for key, tensor in self._tensors.items()],
+            "tensors": [[*key, tensor] for key, tensor in self._tensors.items()],
             "values": [[*key, value] for key, value in self._values.items()],
         }
 
@@ -94,7 +97,7 @@ class Snapshot:
         """Take over the copies of another run of the same model and optimizer."""
         here = self._weights[0].device
         self._tensors = {
-            (kind, i, name): self._room_for(saved.to(here)).copy_(saved)
+            (kind, i, name): room_for(saved.to(here), self._where).copy_(saved)
             for kind, i, name, saved in state["tensors"]
         }
         self._values = {(kind, i, name): value for kind, i, name, value in state["values"]}
@@ -123,11 +126,6 @@ class Snapshot:
         parameters = (parameter for group in groups for parameter in group["params"])
         homes = {("state", i): state[p] for i, p in enumerate(parameters) if p in state}
         return homes | {("group", i): group for i, group in enumerate(groups)}
-
-    def _room_for(self, tensor: Tensor) -> Tensor:
-        if self._where == "device" or tensor.device.type == "cpu":
-            return torch.empty_like(tensor, memory_format=torch.preserve_format)
-        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
 
 
 def _own(value: Any) -> Any:

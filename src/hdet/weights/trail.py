@@ -1,4 +1,5 @@
-"""What the weights leave behind: their mean over the window, the mean before it, and how far it is between.
+"""What the weights leave behind: their mean over the window, how far it is from the one before, and where
+one of its points has to be stood on, the point itself.
 
 It follows what is trained: layers that are frozen or freed during a run leave it, and join it. Weights are
 moved to a point of it, and back, in place.
@@ -7,7 +8,8 @@ moved to a point of it, and back, in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -18,16 +20,125 @@ from torch.optim import Optimizer
 
 from hdet.replicas import Mean, Replicas, local
 from hdet.weights.parameters import trained_parameters
+from hdet.weights.sketch import sketch
 from hdet.weights.window_mean import WindowMean
 
-__all__ = ["Trail"]
+__all__ = ["PointsTrail", "Trail"]
 
 #: A vector that begins at zero has no norm; it counts as if each of its values were this large.
 _LEAST_SIZE = 0.1
 
 
 class Trail:
-    """The points p, m and e of a window.
+    """The mean m of a window, of all weights together, in one copy; of the mean p before it a sketch is left.
+
+    Args:
+        optimizer: whose trained parameters are followed.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._trained: list[int] = []
+        self._least: list[float] = []
+        self.weights: list[Tensor] = []
+        #: Sketch and norm of p, and of m once it has been measured.
+        self._before = self._now = (torch.empty(0), 0.0)
+        self.follow()
+
+    def _groups(self) -> list[list[Tensor]]:
+        return trained_parameters(self._optimizer)
+
+    def follow(self) -> bool:
+        """Take up what is trained now; whether that has changed. If so, the weights as they stand are p."""
+        groups = self._groups()
+        parameters = [p for group in groups for p in group]
+        if [id(p) for p in parameters] == self._trained and self.weights:
+            return False
+        least = dict(zip(self._trained, self._least, strict=True))
+        self._trained = [id(p) for p in parameters]
+        every = (p for group in self._optimizer.param_groups for p in group["params"])
+        number = {id(p): i for i, p in enumerate(every)}
+        #: Which of the optimizer's parameters they are.
+        self.numbers = [number[id(p)] for p in parameters]
+        self.weights = [local(p) for p in parameters]
+        self.mean = WindowMean(self.weights)
+        self._least = [
+            least.get(id(p), _usual_norm(w)) for p, w in zip(parameters, self.weights, strict=True)
+        ]
+        ends = list(accumulate(len(group) for group in groups))
+        self._parts = [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
+        self.stand()
+        return True
+
+    @property
+    def scopes(self) -> list[slice]:
+        """The weights that are judged by themselves: here all of them together."""
+        return [slice(0, len(self.weights))]
+
+    def start(self) -> None:
+        """The weights as they stand are what the first window is compared with."""
+        self._least = [_usual_norm(weight) for weight in self.weights]
+        self.stand()
+
+    def stand(self) -> None:
+        """The weights as they stand become p."""
+        if self.weights:
+            self._before = self._sketched(self.weights)
+
+    def keep(self, scope: int) -> None:
+        """m becomes p."""
+        self._before = self._now
+
+    def _sketched(self, weights: Sequence[Tensor]) -> tuple[Tensor, float]:
+        now = [weight.detach() for weight in weights]
+        return sketch(now), float(get_total_norm(now))
+
+    @contextmanager
+    def at_mean(self) -> Iterator[None]:
+        """Within, the weights stand at m."""
+        self.mean.swap_()
+        try:
+            yield
+        finally:
+            self.mean.swap_()
+
+    def displacements(self) -> list[float]:
+        """‖m − p‖ / ‖p‖ of each scope. Waits for the device."""
+        self._now = self._sketched(self.mean.tensors)
+        before, norm = self._before
+        moved = float(torch.linalg.vector_norm(self._now[0] - before.to(self._now[0].device)))
+        return [moved / self._size(norm, self.scopes[0])]
+
+    def _size(self, norm: float, scope: slice) -> float:
+        # What began at zero counts with the size that it is usually given.
+        return max(math.hypot(norm, *self._least[scope]), math.ulp(0.0))
+
+    def is_finite(self) -> bool:
+        """Whether the weights are. Waits for the device."""
+        return all(bool(torch.isfinite(weight).all()) for weight in self.weights)
+
+    def bytes(self) -> int:
+        """What the copies take."""
+        return _bytes(self.mean.tensors) + _bytes([self._before[0], self._now[0]])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tensors without which a window in progress could not go on bit for bit; they are not copied."""
+        before, norm = self._before
+        return {"mean": self.mean.state_dict(), "before": [before, norm], "least": list(self._least)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off."""
+        self.mean.load_state_dict(state["mean"])
+        self._least = list(state["least"])
+        if "before" in state:
+            before, norm = state["before"]
+            self._before = (before.to(self.mean.tensors[0].device, copy=True), float(norm))
+        else:  # saved when p was kept whole
+            self._before = self._sketched(state["previous"])
+
+
+class PointsTrail(Trail):
+    """The points p, m and e of a window, each a copy: where groups are judged by themselves, or replicas are.
 
     Args:
         optimizer: whose trained parameters are followed.
@@ -39,67 +150,57 @@ class Trail:
     def __init__(
         self, optimizer: Optimizer, replicas: Replicas, *, groups: int | None, diverges: bool
     ) -> None:
-        self._optimizer = optimizer
         self._replicas = replicas
         self._one_by_one = groups
         self._diverges = diverges
-        self._trained: list[int] = []
-        self._least: list[float] = []
         self._average: Mean | None = None
-        self.weights: list[Tensor] = []
         self.previous: list[Tensor] = []
-        self.follow()
+        super().__init__(optimizer)
+
+    def _groups(self) -> list[list[Tensor]]:
+        return super()._groups()[: self._one_by_one]
 
     def follow(self) -> bool:
-        """Take up what is trained now; whether that has changed."""
-        groups = trained_parameters(self._optimizer)[: self._one_by_one]
-        parameters = [p for group in groups for p in group]
-        if [id(p) for p in parameters] == self._trained and self.weights:
+        before = dict(zip(self._trained, self.previous, strict=True))
+        self.previous = []
+        if not super().follow():
+            self.previous = list(before.values())
             return False
-        before = dict(zip(self._trained, zip(self.previous, self._least, strict=True), strict=True))
-        self._trained = [id(p) for p in parameters]
-        every = (p for group in self._optimizer.param_groups for p in group["params"])
-        number = {id(p): i for i, p in enumerate(every)}
-        #: Which of the optimizer's parameters they are.
-        self.numbers = [number[id(p)] for p in parameters]
-        self.weights = [local(p) for p in parameters]
-        self.mean = WindowMean(self.weights)
         self.end = [torch.empty_like(weight) for weight in self.weights]
-        kept = [before.get(id(p)) or (None, None) for p in parameters]
         self.previous = [
-            mine.clone() if old is None else old
-            for mine, (old, _) in zip(self.mean.tensors, kept, strict=True)
-        ]
-        self._least = [
-            _usual_norm(w) if old is None else old for w, (_, old) in zip(self.weights, kept, strict=True)
+            before[number] if number in before else mine.clone()
+            for number, mine in zip(self._trained, self.mean.tensors, strict=True)
         ]
         self._average = self._replicas.plan_mean(self.mean.tensors) if self._diverges else None
-        ends = list(accumulate(len(group) for group in groups))
-        self.scopes = (
-            [slice(0, len(self.weights))]
-            if self._one_by_one is None
-            else [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
-        )
         return True
 
-    def start(self) -> None:
-        """The weights as they stand are what the first window is compared with."""
-        self._least = [_usual_norm(weight) for weight in self.weights]
-        self.stand()
+    @property
+    def scopes(self) -> list[slice]:
+        return super().scopes if self._one_by_one is None else self._parts
 
     def stand(self) -> None:
-        """The weights as they stand become p."""
-        torch._foreach_copy_(self.previous, [w.detach() for w in self.weights])
+        if self.previous:
+            torch._foreach_copy_(self.previous, [w.detach() for w in self.weights])
 
     def keep(self, scope: int) -> None:
-        """m becomes p."""
         part = self.scopes[scope]
         if self.weights[part]:
             torch._foreach_copy_(self.previous[part], self.mean.tensors[part])
 
-    def leave(self) -> None:
-        """Remember where the weights are, to return there from other points."""
+    @contextmanager
+    def at_mean(self) -> Iterator[None]:
+        with self.visited():
+            self.go(self.mean.tensors)
+            yield
+
+    @contextmanager
+    def visited(self) -> Iterator[None]:
+        """Within, the weights may :meth:`go` to other points; then they return to where they are."""
         torch._foreach_copy_(self.end, [w.detach() for w in self.weights])
+        try:
+            yield
+        finally:
+            self.go(self.end)
 
     def points(self) -> list[Sequence[Tensor]]:
         """m, then p and e: of all weights, or of one group with the others at m."""
@@ -118,7 +219,7 @@ class Trail:
             torch._foreach_copy_(self.weights, list(point))
 
     def displacements(self) -> list[float]:
-        """‖m − p‖ / ‖p‖ of each scope, m being by now the mean over all replicas. Waits for the device."""
+        """m being by now the mean over all replicas."""
         if self._average is not None:
             self._average()
         found = []
@@ -127,31 +228,30 @@ class Trail:
             if not p:  # a group of which nothing is trained
                 found.append(0.0)
                 continue
-            # What began at zero counts with the size that it is usually given.
-            size = math.hypot(float(get_total_norm(p)), *self._least[scope])
-            found.append(float(get_total_norm(torch._foreach_sub(m, p))) / max(size, math.ulp(0.0)))
+            moved = float(get_total_norm(torch._foreach_sub(m, p)))
+            found.append(moved / self._size(float(get_total_norm(p)), scope))
         return found
 
-    def is_finite(self) -> bool:
-        """Whether the weights are. Waits for the device."""
-        return all(bool(torch.isfinite(weight).all()) for weight in self.weights)
-
     def bytes(self) -> int:
-        """What the three copies take."""
-        return sum(t.numel() * t.element_size() for t in (*self.mean.tensors, *self.previous, *self.end))
+        return _bytes([*self.mean.tensors, *self.previous, *self.end])
 
     def state_dict(self) -> dict[str, Any]:
-        """The tensors without which a window in progress could not go on bit for bit."""
-        previous = [t.clone() for t in self.previous]
-        return {"mean": self.mean.state_dict(), "previous": previous, "least": list(self._least)}
+        return {
+            "mean": self.mean.state_dict(),
+            "previous": list(self.previous),
+            "least": list(self._least),
+        }
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.mean.load_state_dict(state["mean"])
+        self._least = list(state["least"])
         for mine, saved in zip(self.previous, state["previous"], strict=True):
             mine.copy_(saved)
-        self._least = list(state["least"])
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _usual_norm(weight: Tensor) -> float:

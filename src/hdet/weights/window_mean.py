@@ -29,6 +29,7 @@ class WindowMean:
         self._add = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
         self._stride = self._left = 1
         self.count = 0
+        self._aside: dict[int, Tensor] = {}
         self._look()
 
     def begin(self, steps: int) -> None:
@@ -59,16 +60,27 @@ class WindowMean:
 
     @torch.no_grad()
     def swap_(self) -> None:
-        """Let the mean stand where the weights are, and keep the weights here, until it is called again."""
-        for weight, mean in zip(self._weights, self.tensors, strict=True):
-            kept = weight.detach().clone()
-            weight.detach().copy_(mean)
-            mean.copy_(kept)
+        """Let the mean stand where the weights are, and keep the weights here, until it is called again.
+
+        In place, tensor by tensor. What is kept with more precision than the weights have stays here, and the
+        weights are put aside meanwhile.
+        """
+        for i, (weight, mean) in enumerate(zip(self._weights, self.tensors, strict=True)):
+            now = weight.detach()
+            if i in self._aside:
+                now.copy_(self._aside.pop(i))
+            elif now.dtype != mean.dtype:
+                self._aside[i] = now.clone()
+                now.copy_(mean)
+            else:
+                kept = now.clone()
+                now.copy_(mean)
+                mean.copy_(kept)
 
     def state_dict(self) -> dict[str, object]:
-        """Everything that a window in progress consists of."""
+        """Everything that a window in progress consists of; the tensors are not copied."""
         return {
-            "mean": [t.clone() for t in self.tensors],
+            "mean": list(self.tensors),
             "count": self.count,
             "left": self._left,
             "stride": self._stride,

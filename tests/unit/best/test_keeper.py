@@ -16,7 +16,7 @@ from hdet.best import Handed, Keeper
 from hdet.controllers.choice import Candidate, Kind
 from hdet.probes import Probe
 from hdet.replicas import Replicas, SoloReplica
-from hdet.weights.snapshot import Where
+from hdet.weights.room import Where
 from tests.fakes import Alike
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from copy import deepcopy
 from typing import Any, Literal
 
 import pytest
@@ -173,15 +174,17 @@ def test_a_loaded_copy_is_not_the_saved_one() -> None:
     assert_equal(standing(model), best)
 
 
-def test_a_state_held_in_memory_does_not_change_with_the_copy() -> None:
+def test_a_state_is_the_copy_itself() -> None:
+    """As torch's own states are: to keep it in memory while training goes on, it is copied."""
     model = model_with_buffers()
     kept = Kept(model, list(model.parameters()), "device")
     kept.take(weights_of(model))
     best = standing(model)
-    state = kept.state_dict()
+    state, held = kept.state_dict(), deepcopy(kept.state_dict())
     move(model)
     kept.take(weights_of(model))
+    assert all(torch.equal(state["weights"][i], p) for i, p in enumerate(model.parameters()))
     resumed = Kept(model, list(model.parameters()), "device")
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(held)
     resumed.write_()
     assert_equal(standing(model), best)

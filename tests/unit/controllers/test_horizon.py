@@ -194,7 +194,16 @@ def exceeds(a: float, b: float) -> bool:
     return a > b
 
 
-def slow_twin(value: float, run: Run, s: dict[str, float]) -> list[Told]:
+def exploded(w: Window, noises: Sequence[float], first: float, start_noise: float) -> bool:
+    """Whether e lies further above where the search began than half of what it had gained lies below."""
+    noise = statistics.fmean(noises)
+    had_gained = max(first - statistics.fmean(w.best or w.previous), 0.0)
+    sudden = start_noise != 0 and exceeds(noise, 3 * abs(start_noise))
+    clear = exceeds(noise, 3 * error_of(noises)) or exceeds(min(noises), had_gained)
+    return sudden and clear and exceeds(statistics.fmean(w.mean) + noise - first, 0.5 * had_gained)
+
+
+def slow_twin(value: float, run: Run, s: dict[str, float], cap: float = math.inf) -> list[Told]:
     """The controller's docstring, line by line; what it remembers are the numbers themselves, in lists."""
     told: list[Told] = []
     paces: list[float] = []  # speed by value, of every window that did not lead back
@@ -222,7 +231,7 @@ def slow_twin(value: float, run: Run, s: dict[str, float]) -> list[Told]:
                 elif raised == 7:
                     value /= 100**6
             else:
-                value, action, count, backs = value * s["start_speed"] / v, "scale", 1, 0
+                value, action, count, backs = min(value * s["start_speed"] / v, cap), "scale", 1, 0
             told.append(Told(action, value, ceiling, backs, total_backs))
             continue
 
@@ -241,6 +250,8 @@ def slow_twin(value: float, run: Run, s: dict[str, float]) -> list[Told]:
             improvement = 0.0 if first is None else max(first - statistics.fmean(w.previous), 0.0)
             if exceeds(min(rises), improvement + allowed):
                 leads_back = True  # all is lost, whatever the noise of the probe
+            elif first is not None and exploded(w, noises, first, start_noise):
+                leads_back = True  # at its end, all of a sudden
             elif not exceeds(unexplained, 0.0):
                 leads_back = False
             elif first is None:  # the search has not begun: there is nothing to take a share of
@@ -249,7 +260,7 @@ def slow_twin(value: float, run: Run, s: dict[str, float]) -> list[Told]:
                 rate = value * max(math.exp(w.rise), 1.0)
                 thrown = bool(paces) and exceeds(v, 2 * pooled(paces, s["memory"]) * rate)
                 much = (s["relapse"] if what == "update" else 0.5) * improvement
-                leads_back = thrown or exceeds(unexplained, much)
+                leads_back = thrown or (exceeds(unexplained, much) and backs == 0)
         if what == "descend" and w.step == w.total_steps:
             leads_back = False
         if leads_back:
@@ -266,7 +277,7 @@ def slow_twin(value: float, run: Run, s: dict[str, float]) -> list[Told]:
             change = min(max(math.log(s["start_speed"] / v), -math.log(3)), math.log(3))
             if exceeds(statistics.fmean(noises), statistics.fmean(progresses)):
                 change = min(change, 0.0)
-            value *= math.exp(change)
+            value = min(value * math.exp(change), cap)
             told.append(Told("scale", value, ceiling, backs, total_backs))
             continue
 
@@ -314,8 +325,8 @@ def slow_twin(value: float, run: Run, s: dict[str, float]) -> list[Told]:
                 change = max(0.0, min(bounds))
             else:
                 change = 0.0
-        value *= math.exp(change)
-        action = "up" if change > 0 else "down" if change < 0 else "hold"
+        before, value = value, min(value * math.exp(change), cap)
+        action = "up" if value > before else "down" if value < before else "hold"
         told.append(Told(action, value, ceiling, backs, total_backs))
     return told
 
@@ -333,11 +344,11 @@ def play(controller: HorizonController, state: HorizonState, run: Run) -> list[t
     return done
 
 
-@given(runs(), settings())
-def test_update_is_the_documented_rule(run: Run, options: dict[str, float]) -> None:
+@given(runs(), settings(), st.sampled_from([math.inf, 0.5, 3.0]))
+def test_update_is_the_documented_rule(run: Run, options: dict[str, float], cap: float) -> None:
     """And so are the descent and the retreat."""
-    expected = slow_twin(0.1, run, options)
-    done = play(HorizonController(**options), HorizonState(0.1), run)
+    expected = slow_twin(0.1, run, options, cap)
+    done = play(HorizonController(**options), HorizonState(0.1, cap=cap), run)
     for (action, state), twin in zip(done, expected, strict=True):
         assert action == twin.action
         assert state.value == pytest.approx(twin.value, rel=1e-9)
@@ -526,7 +537,7 @@ def test_a_standstill_is_not_made_up_for_by_the_windows_before(
 
 @pytest.mark.parametrize("kind", ["rose", "mean inf", "end nan"])
 def test_a_relapse_goes_back_with_a_third(kind: str) -> None:
-    seen = window(0.0, -0.5) if kind == "rose" else window()
+    seen = window(0.0, -2.5) if kind == "rose" else window()
     if kind == "mean inf":
         seen = replace(seen, mean=[1.9, math.inf])
     elif kind == "end nan":
@@ -542,6 +553,16 @@ def test_a_relapse_goes_back_with_a_third(kind: str) -> None:
         state = decision.state
     well = controller_with().update(state, window())
     assert (well.state.backs, well.state.total_backs) == (0, 3)
+
+
+def test_what_rises_again_at_a_third_of_the_rate_is_no_explosion() -> None:
+    """The data are used up, say; but thrown weights lead back as often as they are thrown."""
+    controller, rose = controller_with(), window(0.0, -0.5)
+    back = controller.update(PACED, rose)
+    assert back.action == "back"
+    slower = replace(rose, displacement=rose.displacement / 3)
+    assert controller.update(back.state, slower).action != "back"
+    assert controller.update(back.state, rose).action == "back", "as far, at a third of the rate"
 
 
 def test_what_is_a_relapse() -> None:
@@ -894,15 +915,18 @@ def test_of_two_explosions_the_lower_counts(times: float) -> None:
 def test_in_the_descent_only_explosions_lead_back(
     gap: float, progress: float, step: int, last_gap: float
 ) -> None:
-    """Beyond half of the 2.0 gained; or with thrown weights. Nothing else moves the factor, or anything."""
-    state = replace(PACED, last_gap=last_gap, gap=0.3, progress=0.2, ceiling=0.5, backs=2)
+    """Beyond half of the 2.0 gained; with thrown weights; or an end that is suddenly 1.0 above the 4.0 that
+    the search began with. Nothing else moves the factor, or anything."""
+    state = replace(PACED, last_gap=last_gap, gap=0.3, progress=0.2, ceiling=0.5, total_backs=2)
     assume(abs(-progress - last_gap - 1.0) > 1e-9)
     seen = window(gap, progress, step=step, next_step=step + 20)
+    assume(abs(gap - progress - 3.0) > 1e-9 and abs(gap - 3 * last_gap) > 1e-9)
+    exploded = gap - progress > 3.0 and gap > 3 * last_gap > 0
     decision = controller_with().descend(state, seen)
-    if step < 2000 and -progress - last_gap > 1.0:
+    if step < 2000 and (-progress - last_gap > 1.0 or exploded):
         assert decision.action == "back"
         assert decision.state.value == pytest.approx(STEADY.value / 3)
-        assert (decision.state.backs, decision.state.ceiling) == (3, STEADY.value)
+        assert (decision.state.total_backs, decision.state.ceiling) == (3, STEADY.value)
     else:
         assert (decision.action, decision.why) == ("hold", "the schedule comes down")
         assert decision.state == replace(state, last_gap=pytest.approx(gap), backs=0)
@@ -999,6 +1023,50 @@ def test_twice_as_fast_within_the_same_bounds() -> None:
     assert below.state.value == pytest.approx(1.25e-3 * math.sqrt(1.2))
     near_the_top = replace(drifting, displacement=14 * 18 / 400)
     assert log_change(controller.update(STEADY, near_the_top)) == pytest.approx(math.log(16 / 14))
+
+
+# ---------------------------------------------------------------------- an end that exploded, a new beginning
+
+
+GAINED = replace(STEADY, last_gap=0.1)
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "leads_back"),
+    [
+        (5.2, GAINED, True),  # 2.0 were gained, and the end lies 1.2 above where they began
+        (4.9, GAINED, False),  # 0.9: it may come back by itself
+        (5.2, replace(GAINED, last_gap=2.0), False),  # ends have been like that
+        (5.2, replace(GAINED, first_loss=None), False),  # the search has not begun
+        (5.2, replace(GAINED, last_gap=0.0), False),  # nothing is known of the ends before
+    ],
+)
+def test_an_end_that_lost_half_again_of_what_was_gained_leads_back(
+    end: float, state: HorizonState, leads_back: bool
+) -> None:
+    """Although the window's mean is better than ever."""
+    decision = controller_with().update(state, window(gap=end - 1.9, progress=0.1))
+    assert (decision.action == "back") is leads_back
+    if leads_back:
+        assert decision.state.value == pytest.approx(state.value / 3)
+        assert decision.state.ceiling == state.value
+
+
+def test_an_end_whose_batches_disagree_has_not_exploded() -> None:
+    seen = replace(window(gap=3.3), end=[1.9, 8.5])
+    assert controller_with().update(GAINED, seen).action != "back"
+
+
+def test_a_new_search_stays_below_a_third() -> None:
+    controller = controller_with()
+    state = controller.restart(1e-5, at_best=0.3)
+    assert (state.value, state.windows, state.first_loss, state.ceiling) == (1e-5, 0, None, None)
+    moved = controller.update(state, Window(10, 20, 1000, displacement=1.1e-6, apart=5.5)).state
+    assert moved.value == pytest.approx(0.1)  # a speed of 2e-4 would have asked for more
+    judged = replace(STEADY, value=moved.value, cap=moved.cap)
+    held = controller.update(judged, window())
+    assert (held.action, held.state.value) == ("hold", moved.value)
+    assert controller.update(replace(STEADY, value=moved.value), window()).action == "up"
 
 
 # ---------------------------------------------------------------------- where little can be told

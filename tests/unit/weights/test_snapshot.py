@@ -303,9 +303,11 @@ def test_the_way_back_is_gone_five_times_in_a_row_at_most() -> None:
 
 def test_the_way_back_is_gone_twenty_times_at_most() -> None:
     """Although windows in between go well."""
-    run = Run(
-        "adamw", lambda step: math.nan if step > 30 and step // EVERY % 3 == 2 else None, total_steps=1000
-    )
+
+    def poison(step: int) -> float | None:
+        return math.nan if step > 30 and step // EVERY % 3 == 2 else None
+
+    run = Run("adamw", poison, total_steps=1000, patience=None)
     actions: list[str] = []
 
     def train() -> None:
