@@ -21,6 +21,7 @@ __all__ = [
     "PEERS",
     "Tuned",
     "analyse",
+    "digits",
     "grid",
     "interval",
     "misled",
@@ -265,16 +266,16 @@ def _cell(arm: Mapping[str, Any] | None) -> str:
     value, half = arm["held_out"]["regret"], arm["held_out"]["half_width"]
     if value is None:
         return "–"
-    return _digits(value) + (f" ± {_digits(half)}" if half is not None else "")
+    return digits(value) + (f" ± {digits(half)}" if half is not None else "")
 
 
 def _summary(overall: Mapping[str, Any], which: str) -> str:
     if not overall["pairs"]:
         return "–"
-    return "∞" if overall[which] is None else _digits(overall[which])
+    return "∞" if overall[which] is None else digits(overall[which])
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Two decimals below ten, one below a hundred, else none."""
     return f"{value:.{2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0}f}"
 

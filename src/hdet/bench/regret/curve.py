@@ -42,8 +42,11 @@ class Off:
 
     @property
     def more_than(self) -> float | None:
-        """Where no factor is known: what it exceeds."""
-        return min(self.reach_above, self.reach_below) if self.factor is None else None
+        """Where a side is not known, and the sweep ended on it before the other one is as bad: what the true
+        factor exceeds. With a factor, it lies between the two."""
+        sides = ((self.above, self.reach_above), (self.below, self.reach_below))
+        ended = min((reach for way, reach in sides if way is None), default=math.inf)
+        return ended if ended < (math.inf if self.factor is None else self.factor) else None
 
 
 @dataclass(frozen=True)

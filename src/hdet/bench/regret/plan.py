@@ -15,7 +15,18 @@ from pathlib import Path
 
 from hdet.bench.rows import KeptRows, Row
 
-__all__ = ["OPTIMIZERS", "Plan", "Row", "Rows", "Run", "loss_of", "next_half_decade", "planned", "run_of"]
+__all__ = [
+    "OPTIMIZERS",
+    "Plan",
+    "Row",
+    "Rows",
+    "Run",
+    "knows",
+    "loss_of",
+    "next_half_decade",
+    "planned",
+    "run_of",
+]
 
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("wsd", "onecycle")
@@ -142,8 +153,15 @@ def learning_rate(exponent: int) -> float:
 
 
 def loss_of(row: Row, name: str = "held_out") -> float:
-    """A final loss; of a run that diverged, infinity."""
+    """A final loss; of a run that diverged, infinity, but for what it had ``chosen`` before."""
+    if name == "chosen":
+        return math.inf if row.get("chosen") is None else float(row["chosen"])
     return math.inf if row["diverged"] else float(row[name])
+
+
+def knows(row: Row, name: str) -> bool:
+    """Whether the row tells this loss, be it infinite: rows of old files tell no ``chosen`` one."""
+    return name != "chosen" or bool(row["diverged"]) or row.get("chosen_step") is not None
 
 
 def run_of(row: Row) -> Run:

@@ -119,9 +119,12 @@ def test_off_by_known_factors() -> None:
     assert BOWL.off(0.5).factor == BOWL.off(0.3).factor == 1
     beyond = BOWL.off(2.1)
     assert (beyond.factor, beyond.above, beyond.below, beyond.more_than) == (None, None, None, 100.0)
-    # Known on one side alone: that side counts.
-    one_side = Curve({0.1: 1.0, 1.0: 0.5, 10.0: 0.6}, best=1.0).off(0.8)
-    assert (one_side.above, one_side.factor, one_side.more_than) == (None, pytest.approx(10**0.6), None)
+    # Known on one side alone: that side counts; where the sweep ended sooner on the other, it bounds it.
+    one_side = Curve({0.1: 1.0, 1.0: 0.5, 10.0: 0.6}, best=1.0)
+    assert one_side.off(0.8).above is None
+    assert (one_side.off(0.8).factor, one_side.off(0.8).more_than) == (pytest.approx(10**0.6), None)
+    short = Curve({0.1: 1.0, 1.0: 0.5, 2.0: 0.6}, best=1.0).off(0.8)
+    assert (short.factor, short.more_than) == (pytest.approx(10**0.6), 2.0)
 
 
 def test_a_curve_needs_two_finite_losses() -> None:
