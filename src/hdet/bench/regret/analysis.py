@@ -36,14 +36,16 @@ COLUMNS = {
     "default": "default LR",
     "default-onecycle": "default LR, OneCycle",
     "published": "published",
+    "greedy": "GreedyLR",
     "prodigy": "Prodigy",
+    "prodigy-schedulefree": "Prodigy + Schedule-Free",
     "dadaptation": "D-Adapt",
     "schedule-free": "Schedule-Free",
     "mechanic": "Mechanic",
     "autolr": "AutoLR",
 }
 #: What else asks for no learning rate.
-PEERS = ("prodigy", "dadaptation", "schedule-free", "mechanic")
+PEERS = ("greedy", "prodigy", "prodigy-schedulefree", "dadaptation", "schedule-free", "mechanic")
 METRICS = {"held_out": "init", "train": "init_train"}
 
 # Student's t, two-sided 95 %, for 1…20 degrees of freedom.
