@@ -200,6 +200,9 @@ def _overall(pairs: Sequence[dict[str, Any]], arm: str, measure: str) -> dict[st
     worst = max(known, key=lambda name: known[name], default=None)
     cells = [pair["arms"][arm][measure] for pair in pairs if arm in pair["arms"]]
     read = [cell for cell in cells if "off" in cell]
+    of_all = [
+        cell.get("all_seeds", cell["excess"]) for cell in cells if cell["lost"] or cell["excess"] is not None
+    ]
     # Who is off by more than the sweep reached, or worth more trials than any, is above every number.
     factors = [_above(cell["off"]["factor"]) for cell in read]
     trials = [_above(cell["trials"]) for cell in read]
@@ -209,9 +212,16 @@ def _overall(pairs: Sequence[dict[str, Any]], arm: str, measure: str) -> dict[st
         "mean": _finite(statistics.fmean(known.values())) if known else None,
         "worst": _finite(known[worst]) if worst else None,
         "worst_on": worst,
+        # Where a sweep has fewer seeds than the arm: what pairing leaves out.
+        **(_unpaired(of_all) if any("all_seeds" in cell for cell in cells) else {}),
         "median_off": _finite(statistics.median(factors)) if factors else None,
         "median_trials": _finite(statistics.median(trials)) if trials else None,
     }
+
+
+def _unpaired(values: Sequence[float | None]) -> dict[str, Any]:
+    known = [_above(value) for value in values]
+    return {"mean_all_seeds": _finite(statistics.fmean(known)), "worst_all_seeds": _finite(max(known))}
 
 
 def _goals(

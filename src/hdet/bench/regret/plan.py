@@ -16,9 +16,9 @@ from pathlib import Path
 from hdet.bench.rows import KeptRows, Row
 
 __all__ = [
-    "COMPARED",
     "DEFAULT_RATES",
     "OPTIMIZERS",
+    "USUAL",
     "WITHOUT_MATRICES",
     "Plan",
     "Row",
@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 #: Those of the table, and all there are.
-COMPARED = ("adamw", "sgd")
-OPTIMIZERS = (*COMPARED, "lion", "muon")
+USUAL = ("adamw", "sgd")
+OPTIMIZERS = (*USUAL, "lion", "muon")
 SCHEDULES = ("wsd", "onecycle")
 #: What torch gives who gives no learning rate. Lion is none of torch's; Muon's updates are scaled to AdamW's.
 DEFAULT_RATES = {"adamw": 1e-3, "sgd": 1e-3, "lion": 1e-4, "muon": 1e-3}
@@ -96,7 +96,7 @@ class Plan:
     """What is to be compared. ``extensions`` is how many learning rates a sweep may add at its edges."""
 
     workloads: tuple[str, ...]
-    optimizers: tuple[str, ...] = COMPARED
+    optimizers: tuple[str, ...] = USUAL
     seeds: int = 3
     arms: tuple[str, ...] = tuple(ARMS)
     misled: tuple[str, ...] = _MISLED

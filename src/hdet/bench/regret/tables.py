@@ -9,7 +9,7 @@ from typing import Any
 from hdet.bench.regret.analysis import COLUMNS, PEERS, digits
 from hdet.bench.regret.excess import TRIALS, excess_of, name_of
 
-__all__ = ["detail", "leading", "matrix"]
+__all__ = ["detail", "leading", "matrix", "unpaired_note"]
 
 _MEASURES = {
     "chosen": "chosen over chosen",
@@ -81,6 +81,20 @@ def detail(found: Mapping[str, Any], arm: str = "autolr") -> Grid:
     best_of = [f"best of {trials} random, %" for trials in TRIALS]
     words = [f"{word}, %" for word in _MEASURES.values()]
     return ["workload, optimizer", *words, "as a rate off by", "worth random rates", *best_of], lines
+
+
+def unpaired_note(found: Mapping[str, Any], arm: str = "autolr") -> str:
+    """What pairing by seed leaves out, where sweeps have fewer seeds than the arm; else empty."""
+    over = found["overall"].get(arm, {}).get(leading(found), {})
+    if "mean_all_seeds" not in over:
+        return ""
+    mean, worst = (
+        "∞" if over[name] is None else digits(over[name]) for name in ("mean_all_seeds", "worst_all_seeds")
+    )
+    return (
+        f"Seeds that a sweep lacks are left out; with all of {COLUMNS[arm]}'s seeds, over the mean of the "
+        f"tuned runs, the mean is {mean} and the worst {worst} %."
+    )
 
 
 def _tuned(best: Mapping[str, Any]) -> str:

@@ -116,21 +116,34 @@ def test_the_command_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.Mo
         seen.update(options)
         return {"rows": [["a", 1], ["b [", 2]]}
 
-    fake = types.SimpleNamespace(run=measure, table=lambda result: "a table", chart=lambda result: "<svg/>")
+    def table(result: Any, kind: str = "regret") -> str:
+        return f"a table of {kind}"
+
+    fake = types.SimpleNamespace(run=measure, table=table, chart=lambda result: "<svg/>")
     monkeypatch.setitem(sys.modules, "hdet.bench.regret.command", fake)
-    path = tmp_path / "regret.json"
+    path, other = tmp_path / "regret.json", tmp_path / "other.jsonl"
+    other.write_text("")
     words = "--workloads quadratic,charlm --seeds 5 --scale gpu --processes 3 --minutes 1.5 --published"
+    words += f" --optimizers lion,muon --merge {other} --merge {other} --table excess"
     done = CliRunner().invoke(app, ["bench", "regret", *words.split(), "--output", str(path)])
     assert done.exit_code == 0, done.output
+    assert "a table of excess" in done.output
     seen.pop("on_progress")
     assert seen == {
         **{"quick": False, "device": "cpu", "scale": "gpu", "workloads": ["quadratic", "charlm"]},
         **{"seeds": 5, "processes": 3, "minutes": 1.5, "with_published": True},
+        **{"optimizers": ["lion", "muon"], "merge": [other, other]},
     }
     assert json.loads(path.read_text()) == {"rows": [["a", 1], ["b [", 2]]}
     assert '[ "a", 1 ]' in path.read_text(), "a run takes one line"
     assert path.with_suffix(".svg").read_text() == "<svg/>"
-    for wrong in (["step", "--seeds", "2"], ["regret", "--workloads", "moon"]):
+    for wrong in (
+        ["step", "--seeds", "2"],
+        ["step", "--table", "excess"],
+        ["regret", "--workloads", "moon"],
+        ["regret", "--optimizers", "moon"],
+        ["regret", "--merge", str(tmp_path / "none.jsonl")],
+    ):
         refused = CliRunner().invoke(app, ["bench", *wrong])
         assert refused.exit_code == 2, refused.output
 

@@ -143,6 +143,9 @@ def test_seeds_that_the_sweep_lacks_are_told_apart() -> None:
     assert found["seeds"] == 1
     assert found["excess"] == pytest.approx(2)
     assert found["all_seeds"] == pytest.approx(100 * (statistics.fmean(ENDS) - 1))
+    over = compare([one for one in SWEEP if one["seed"] == 0] + OURS)["overall"]["autolr"]["ends"]
+    assert over["mean_all_seeds"] == over["worst_all_seeds"] == found["all_seeds"]
+    assert "mean_all_seeds" not in compare(SWEEP + OURS)["overall"]["autolr"]["ends"]
 
 
 def test_goals() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hdet.bench.regret.excess import TRIALS, compare
-from hdet.bench.regret.tables import detail, leading, matrix
+from hdet.bench.regret.tables import detail, leading, matrix, unpaired_note
 from tests.unit.bench.regret.rows import row
 from tests.unit.bench.regret.test_excess import OURS, SWEEP, lost, run
 
@@ -50,3 +50,9 @@ def test_an_old_file_is_shown_as_it_ends() -> None:
     assert [line[0] for line in lines[1:]] == ["mean, both as they end", "worst, both as they end"]
     assert detail(old)[1][0][1:4] == ["–", "10.0", "–"]
     assert matrix(compare([]), str)[1] == detail(compare([]))[1] == []
+
+
+def test_what_pairing_leaves_out_is_said() -> None:
+    assert unpaired_note(found()) == unpaired_note(compare([])) == ""
+    fewer = compare([one for one in SWEEP if one["seed"] == 0] + OURS)
+    assert "the mean is 14.6 and the worst 14.6 %" in unpaired_note(fewer)
