@@ -2,8 +2,9 @@
 
 A document marks a place with ``<!-- quote: NAME -->`` … ``<!-- end -->``, and
 ``python -m tools.quote`` fills every such place of README.md and docs/evidence.md from
-docs/evidence/NAME.json; ``<!-- claims -->`` … ``<!-- end -->`` it fills with the table of all claims. A test
-fails when a document and its JSON part.
+docs/evidence/NAME.json, ``<!-- quote: NAME excess -->`` with the other table of the regret benchmark;
+``<!-- claims -->`` … ``<!-- end -->`` it fills with the table of all claims. A test fails when a document and
+its JSON part.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from hdet.bench.hyperparameters import analysis as hyperparameters_analysis
 from hdet.bench.regret.analysis import grid, misled
+from hdet.bench.regret.tables import detail, leading, matrix, unpaired_note
 from hdet.bench.replicas import command as replicas
 from hdet.bench.reproduce import text as reproduce_text
 from hdet.bench.speed import feed, stacked
@@ -23,7 +25,7 @@ from tools.claims import table as claims
 __all__ = ["DOCUMENTS", "fill"]
 
 DOCUMENTS = ("README.md", "docs/evidence.md")
-_PLACE = re.compile(r"(<!-- (?:quote: ([\w-]+)|claims) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- (?:quote: ([\w-]+)( excess)?|claims) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str, evidence: Path) -> str:
@@ -31,9 +33,10 @@ def fill(text: str, evidence: Path) -> str:
 
     def quote(match: re.Match[str]) -> str:
         if match[2] is None:
-            return f"{match[1]}{claims.table(evidence)}\n{match[3]}"
+            return f"{match[1]}{claims.table(evidence)}\n{match[4]}"
         result = json.loads((evidence / f"{match[2]}.json").read_text(encoding="utf-8"))
-        return f"{match[1]}{_RENDER[result['experiment']](result)}\n\n{_source(result)}\n{match[3]}"
+        render = _excess if match[3] else _RENDER[result["experiment"]]
+        return f"{match[1]}{render(result)}\n\n{_source(result)}\n{match[4]}"
 
     return _PLACE.sub(quote, text)
 
@@ -117,6 +120,28 @@ def _regret(result: dict[str, Any]) -> str:
     if result["missing_runs"]:
         notes.append(f"{result['missing_runs']} runs are still missing.")
     return "\n".join([_markdown(headings, rows), "", " ".join([*notes, *result["caveats"]])])
+
+
+def _excess(result: dict[str, Any]) -> str:
+    found = result["excess"]
+    chosen = leading(found) == "chosen"
+    notes = [
+        "Excess L/L_tuned − 1 in %, each seed over the tuned run of the same seed, "
+        + ("chosen over chosen; in brackets both as they end." if chosen else "both as they end.")
+        + " **Bold**: the best of those that ask for no learning rate.",
+        "*As a rate off by*: the smallest factor by which a hand-picked rate must miss the best of the sweep "
+        "to do as badly. *Worth random rates*: of how many rates, drawn evenly in log rate over the sweep's "
+        "range, the best is as good on average (all: none is).",
+    ]
+    if note := unpaired_note(found):
+        notes.append(note)
+    met = [f"{name}: {'met' if goal['met'] else 'missed'}" for name, goal in found["goals"].items()]
+    if chosen:
+        notes.append(f"Goals: {'; '.join(met)}.")
+    else:
+        notes.append("These runs were made before chosen losses were kept, which the goals are about.")
+    tables = (matrix(found, lambda text: f"**{text}**"), detail(found))
+    return "\n\n".join([*(_markdown(*one) for one in tables), " ".join(notes)])
 
 
 def _hyperparameters(result: dict[str, Any]) -> str:

@@ -36,7 +36,9 @@ def _describe(device: str) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if torch.device(device).type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
+        # Rows that a GPU elsewhere has made can be put into a table on any machine.
+        here = torch.cuda.is_available()
+        facts["gpu"] = torch.cuda.get_device_name(device) if here else "a GPU elsewhere"
         facts["cuda"] = torch.version.cuda
     return facts
 

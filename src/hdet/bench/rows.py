@@ -43,15 +43,30 @@ class KeptRows(Generic[_Run]):
                 file.write(json.dumps(row, allow_nan=False) + "\n")
         self._sort_in(row)
 
+    def merge(self, path: Path) -> int:
+        """Take over what another file knows and this one does not; how many finished runs that were.
+
+        The other file stays as it is, a torn last line included. Of a run that both finished, ours counts.
+        """
+        content = path.read_bytes()
+        before = len(self.finished)
+        self._sort_in_all(path, content[: content.rfind(b"\n") + 1], lambda run: run not in self.finished)
+        return len(self.finished) - before
+
     def _read(self, path: Path) -> None:
         content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             with path.open("r+b") as file:
                 file.truncate(whole)
-        for number, line in enumerate(content[:whole].decode().splitlines(), 1):
+        self._sort_in_all(path, content[:whole], lambda run: True)
+
+    def _sort_in_all(self, path: Path, content: bytes, wanted: Callable[[_Run], bool]) -> None:
+        for number, line in enumerate(content.decode().splitlines(), 1):
             try:
-                self._sort_in(json.loads(line))
+                row = json.loads(line)
+                if wanted(self._run_of(row)):
+                    self._sort_in(row)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}: line {number}: expected the result of a run, got {line[:80]!r}; remove the line"

@@ -54,6 +54,22 @@ def _known_workloads(names: str | None) -> str | None:
     return names
 
 
+def _known_optimizers(names: str | None) -> str | None:
+    from hdet.bench.regret.plan import OPTIMIZERS
+
+    unknown = [name for name in (names or "").split(",") if names is not None and name not in OPTIMIZERS]
+    if unknown:
+        raise typer.BadParameter(f"must be some of {', '.join(OPTIMIZERS)}, got {names}")
+    return names
+
+
+class Shown(str, Enum):
+    """Which table of the regret benchmark is printed; the JSON file holds both."""
+
+    regret = "regret"
+    excess = "excess"
+
+
 # What only those benchmarks are asked that are made of hundreds of runs, done in parts.
 _Scale = Annotated[
     Scale | None, typer.Option(help="Of regret: the size of its tasks; that of the device if not given.")
@@ -65,6 +81,22 @@ _Workloads = Annotated[
         help="Of regret: names of tasks, between commas; those of the table if not given.",
     ),
 ]
+_Optimizers = Annotated[
+    str | None,
+    typer.Option(
+        callback=_known_optimizers,
+        help="Of regret: some of adamw, sgd, lion, muon, between commas; the first two if not given.",
+    ),
+]
+_Merge = Annotated[
+    list[Path] | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Of regret: another file of finished runs, which is only read; can be given several times.",
+    ),
+]
+_Table = Annotated[Shown | None, typer.Option(help="Of regret: which table to print; regret if not given.")]
 _Seeds = Annotated[
     int | None, typer.Option(min=1, help="Of regret, hyperparameters and replicas: how many; 3 if not given.")
 ]
@@ -90,7 +122,7 @@ _Minutes = Annotated[
     typer.Option(
         min=0,
         help="Of regret, hyperparameters, replicas and lightbench: after so long start no further run, and "
-        "end.",
+        "end; with 0, regret makes the table of the runs there are.",
     ),
 ]
 _Published = Annotated[
@@ -114,7 +146,7 @@ _Steps = Annotated[
 _IN_PARTS = frozenset({"seeds", "rows", "processes", "minutes", "chart"})
 #: Which options a benchmark has beside those that all have.
 _TAKES = {
-    Benchmark.regret: _IN_PARTS | {"scale", "workloads", "with_published"},
+    Benchmark.regret: _IN_PARTS | {"scale", "workloads", "optimizers", "merge", "table", "with_published"},
     Benchmark.hyperparameters: _IN_PARTS,
     Benchmark.replicas: _IN_PARTS - {"chart"},
     Benchmark.lightbench: _IN_PARTS - {"chart", "seeds"} | {"problems", "steps"},
@@ -134,11 +166,14 @@ def bench(
     ] = None,
     scale: _Scale = None,
     workloads: _Workloads = None,
+    optimizers: _Optimizers = None,
     seeds: _Seeds = None,
     rows: _Rows = None,
+    merge: _Merge = None,
     processes: _Processes = None,
     minutes: _Minutes = None,
     published: _Published = False,
+    table: _Table = None,
     chart: _Chart = None,
     problems: _Problems = None,
     steps: _Steps = None,
@@ -146,11 +181,13 @@ def bench(
     """Measure one claim of the package, print it and write it down as JSON."""
     given: dict[str, Any] = {"seeds": seeds, "rows": rows, "processes": processes, "minutes": minutes}
     given |= {"scale": scale and scale.value, "workloads": workloads and workloads.split(",")}
+    given |= {"optimizers": optimizers and optimizers.split(","), "merge": merge or None}
     given |= {"with_published": published or None, "steps": steps}
     given |= {"problems": problems and problems.split(",")}
     options = {option: value for option, value in given.items() if value is not None}
     known = _TAKES.get(name, frozenset())
-    if refused := [option for option in (*options, *(["chart"] if chart else [])) if option not in known]:
+    shown = [option for option, value in (("chart", chart), ("table", table)) if value is not None]
+    if refused := [option for option in (*options, *shown) if option not in known]:
         who = " or ".join(other.value for other, takes in _TAKES.items() if takes >= set(refused))
         raise typer.BadParameter(f"only {who} takes {', '.join(refused)}, not {name.value}")
     experiment = import_module(module_of(name))
@@ -161,7 +198,7 @@ def bench(
     path = output or evidence_folder() / f"{name.value}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_json(result), encoding="utf-8")
-    screen.print(experiment.table(result))
+    screen.print(experiment.table(result, table.value) if table else experiment.table(result))
     screen.print(f"Written to {path}", soft_wrap=True, highlight=False)
     if hasattr(experiment, "chart"):
         drawing = chart or path.with_suffix(".svg")

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import hdet
 from hdet.bench.hyperparameters.plan import FIXED, IN_TURN, Run
 from hdet.bench.hyperparameters.tasks import TASKS, Setup, Task, explore, put, set_up, workload
-from hdet.bench.regret.arms import wsd
+from hdet.bench.regret.trainer import wsd
 from hdet.bench.rows import Row
 from hdet.bench.workloads import Batch, Workload
 from hdet.bench.workloads.base import seeded

@@ -1,8 +1,9 @@
 """What a learning rate that nobody gave costs: AutoLR and others beside a tuned sweep, on small real tasks.
 
 Hundreds of short runs, each of which is written down when it is done, so that the benchmark can be stopped
-and started again. The measure is normalised regret (:mod:`hdet.bench.regret.analysis`); what is run is
-in :mod:`hdet.bench.regret.plan`, how in :mod:`hdet.bench.regret.arms`.
+and started again. The measures are normalised regret (:mod:`hdet.bench.regret.analysis`) and excess
+(:mod:`hdet.bench.regret.excess`); what is run is in :mod:`hdet.bench.regret.plan`, how in
+:mod:`hdet.bench.regret.arms`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,9 @@ from hdet.bench.pool import Say
 from hdet.bench.regret.analysis import LOOKED_AT, analyse, grid, misled
 from hdet.bench.regret.arms import RANKS, execute, execute_published, failure, prepare
 from hdet.bench.regret.chart import chart
-from hdet.bench.regret.plan import Plan, Row, Rows, Run, planned, published
+from hdet.bench.regret.excess import compare
+from hdet.bench.regret.plan import OPTIMIZERS, USUAL, Plan, Row, Rows, Run, planned, published
+from hdet.bench.regret.tables import detail, leading, matrix, unpaired_note
 from hdet.bench.rows import six_digits
 from hdet.bench.workloads import WORKLOADS, feedstream, newsfeed
 from hdet.replicas.launch import LocalProcesses, ReplicaError
@@ -35,12 +38,18 @@ if TYPE_CHECKING:
 
 __all__ = ["chart", "complete", "recomputed", "run", "table"]
 
-_CAVEATS = {"newsfeed": newsfeed.CAVEAT, "newsfeed-stream": feedstream.CAVEAT}
+_CAVEATS = {
+    "newsfeed": newsfeed.CAVEAT,
+    "newsfeed-stream": feedstream.CAVEAT,
+    "ratings": newsfeed.CAVEAT,
+    "charlm-long": "charlm-long was not looked at, but has the text and kind of model of charlm, which was.",
+}
 _PUBLISHED_TIMEOUT_SECONDS = 600.0
 #: What the JSON file keeps of every run.
 _HEADER = (
     *("workload", "optimizer", "arm", "lr", "schedule", "seed"),
     *("held_out", "train", "init", "init_train", "seconds", "reached", "diverged"),
+    *("chosen", "chosen_step", "chosen_kind", "estimate", "taken"),
 )
 _QUICK = Plan(
     workloads=("digits-mlp", "quadratic"),
@@ -55,7 +64,11 @@ _QUICK = Plan(
 )
 
 #: The tasks of the table.
-COMPARED = ("digits-mlp", "digits-cnn", "quadratic", "charlm", "images", "newsfeed")
+COMPARED = (
+    *("digits-mlp", "digits-cnn", "quadratic", "charlm", "images", "newsfeed"),
+    *("sentences", "bikes", "ratings", "wordlm", "charlm-long", "few-images", "diffusion", "vae"),
+    *("charlm-tuned", "charlm-lora"),
+)
 
 
 def run(
@@ -65,8 +78,10 @@ def run(
     *,
     scale: str | None = None,
     workloads: Sequence[str] | None = None,
+    optimizers: Sequence[str] = USUAL,
     seeds: int = 3,
     rows: Path | None = None,
+    merge: Sequence[Path] = (),
     processes: int | None = None,
     minutes: float | None = None,
     with_published: bool = False,
@@ -77,24 +92,30 @@ def run(
         quick: two tiny tasks and few arms, to see that it works; kept in memory unless ``rows`` is given.
         scale: ``"cpu"`` or ``"gpu"``, the size of the tasks; that of the device if None.
         workloads: names from :data:`hdet.bench.workloads.WORKLOADS`; those of the table if None.
+        optimizers: names from :data:`hdet.bench.regret.plan.OPTIMIZERS`.
         rows: the file that finished runs are appended to, ``runs/regret-<scale>-<device>.jsonl`` if None.
+        merge: further files of finished runs, which are only read; a run that ``rows`` has counts as there.
         processes: how many runs go on at a time, as many as there are cores if None.
-        minutes: after so long no further run is started.
+        minutes: after so long no further run is started; 0 makes the table of what there is.
         with_published: also the published controller, each of whose runs takes four processes.
     """
     say = on_progress or (lambda _: None)
     scale = scale or ("gpu" if torch.device(device).type == "cuda" else "cpu")
-    names = _checked(workloads)
-    plan = Plan(names, seeds=seeds, scale=scale, device=device)
+    names = _checked("workloads", COMPARED if workloads is None else workloads, WORKLOADS)
+    kinds = _checked("optimizers", optimizers, OPTIMIZERS)
+    plan = Plan(names, kinds, seeds=seeds, scale=scale, device=device)
     if quick:
         plan = replace(_QUICK, scale=scale, device=device)
     elif rows is None:
         rows = Path("runs") / f"regret-{scale}-{device}.jsonl"
     done = Rows(rows)
+    for other in merge:
+        say(f"{done.merge(other)} finished runs from {other}")
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     at_once = processes or os.cpu_count() or 1
-    with pool_of_runs.workers(device, at_once, say, prepare) as pool:
-        complete(plan, done, pool, execute, at_once=at_once, deadline=deadline, say=say)
+    if time.monotonic() < deadline:
+        with pool_of_runs.workers(device, at_once, say, prepare) as pool:
+            complete(plan, done, pool, execute, at_once=at_once, deadline=deadline, say=say)
     if with_published:
         _run_published(plan, done, deadline, say)
     about = machine.about("regret", quick=quick, device=device)
@@ -148,14 +169,11 @@ def _told(row: Row) -> str:
     return f"{' '.join(parts)}: {end}{took}"
 
 
-def _checked(workloads: Sequence[str] | None) -> tuple[str, ...]:
-    names = COMPARED if workloads is None else tuple(workloads)
-    unknown = [name for name in names if name not in WORKLOADS]
-    if unknown or not names:
-        raise ValueError(
-            f"workloads must be some of {', '.join(WORKLOADS)}, got {', '.join(names) or 'none'}"
-        )
-    return names
+def _checked(what: str, given: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
+    known = tuple(known)
+    if not given or any(name not in known for name in given):
+        raise ValueError(f"{what} must be some of {', '.join(known)}, got {', '.join(given) or 'none'}")
+    return tuple(given)
 
 
 # ---------------------------------------------------------------------- result
@@ -167,12 +185,14 @@ def _options(plan: Plan, quick: bool, with_published: bool) -> str:
     if not quick:
         if plan.workloads != COMPARED:
             given += f" --workloads {','.join(plan.workloads)}"
+        if plan.optimizers != USUAL:
+            given += f" --optimizers {','.join(plan.optimizers)}"
         given += f" --seeds {plan.seeds}" if plan.seeds != 3 else ""
     return given + (" --published" if with_published else "")
 
 
 def _result(plan: Plan, done: Rows, about: dict[str, Any]) -> dict[str, Any]:
-    mine = [[row[name] for name in _HEADER] for run, row in done.finished.items() if plan.holds(run)]
+    mine = [[row.get(name) for name in _HEADER] for run, row in done.finished.items() if plan.holds(run)]
     kept = sorted(mine, key=lambda row: [str(value) for value in row[:6]])
     failed = [
         {name: row[name] for name in (*_HEADER[:6], "error")}
@@ -185,7 +205,7 @@ def _result(plan: Plan, done: Rows, about: dict[str, Any]) -> dict[str, Any]:
         "scale": plan.scale,
         "looked_at": [name for name in LOOKED_AT if name in plan.workloads],
         "confirmed_on": [name for name in plan.workloads if name not in LOOKED_AT],
-        "caveats": [text for name, text in _CAVEATS.items() if name in plan.workloads],
+        "caveats": [*dict.fromkeys(text for name, text in _CAVEATS.items() if name in plan.workloads)],
         "missing_runs": missing,
         "failed": failed,
         "runs": {"header": list(_HEADER), "rows": six_digits(kept)},
@@ -200,28 +220,48 @@ def recomputed(result: Mapping[str, Any]) -> dict[str, Any]:
     rows = [dict(zip(header, row, strict=True)) for row in result["runs"]["rows"]]
     rows.sort(key=lambda row: (order.get(row["workload"], len(order)), row["optimizer"]))
     found: dict[str, Any] = machine.rounded(analyse(rows, result["failed"]))
+    found["excess"] = machine.rounded(compare(rows, result["failed"]))
     runs = result["runs"]
     return {**{name: value for name, value in result.items() if name != "runs"}, **found, "runs": runs}
 
 
-def table(result: dict[str, Any]) -> Group:
-    """Regret in per cent, a line for each workload and optimizer, and what became of the goals."""
+def table(result: dict[str, Any], kind: str = "regret") -> Group:
+    """In per cent, a line for each workload and optimizer, and what became of the goals.
+
+    ``kind`` is ``"regret"`` or ``"excess"``; the latter has a second table, of AutoLR in detail.
+    """
     from rich.console import Group
     from rich.table import Table
 
-    headings, lines = grid(result, lambda text: f"[bold]{text}[/bold]")
+    def bold(text: str) -> str:
+        return f"[bold]{text}[/bold]"
+
     missing = f"; {result['missing_runs']} runs are still missing" if result["missing_runs"] else ""
-    view = Table(*headings, title=f"Normalised regret of the final held-out loss, %{missing}")
-    for place, line in enumerate(lines):
-        view.add_row(*line, end_section=place == len(lines) - 4)
-    return Group(view, *_notes(result))
+    if kind == "excess":
+        found = result["excess"]
+        title = (
+            "Excess over the tuned sweep, %, chosen over chosen (in brackets: both as they end)"
+            if leading(found) == "chosen"
+            else "Excess over the tuned sweep, %, both as they end"
+        )
+        grids = {title + missing: matrix(found, bold), "AutoLR in detail": detail(found)}
+    else:
+        found = result
+        grids = {f"Normalised regret of the final held-out loss, %{missing}": grid(result, bold)}
+    views = []
+    for title, (headings, lines) in grids.items():
+        views.append(Table(*headings, title=title))
+        for place, line in enumerate(lines):
+            views[-1].add_row(*line, end_section=place == len(found["pairs"]) - 1)
+    unpaired = unpaired_note(found) if kind == "excess" else ""
+    return Group(*views, *([unpaired] if unpaired else []), *_notes(result, found["goals"]))
 
 
-def _notes(result: Mapping[str, Any]) -> Iterator[str]:
+def _notes(result: Mapping[str, Any], goals: Mapping[str, Any]) -> Iterator[str]:
     for rate, over in misled(result).items():
         value = "∞" if over["mean"] is None else f"mean {over['mean']}, worst {over['worst']}"
-        yield f"AutoLR with an optimizer built at {rate}, one seed: {value}"
-    for name, goal in result["goals"].items():
+        yield f"AutoLR with an optimizer built at {rate}, one seed, regret: {value}"
+    for name, goal in goals.items():
         of = f" of {goal['of']}" if "of" in goal else ""
         where = f" ({'; '.join(goal['behind'])})" if goal.get("behind") else ""
         measured = f"{goal['measured']}{of} ≤ {goal['at_most']}{where}"

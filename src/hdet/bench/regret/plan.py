@@ -15,24 +15,58 @@ from pathlib import Path
 
 from hdet.bench.rows import KeptRows, Row
 
-__all__ = ["OPTIMIZERS", "Plan", "Row", "Rows", "Run", "loss_of", "next_half_decade", "planned", "run_of"]
+__all__ = [
+    "DEFAULT_RATES",
+    "OPTIMIZERS",
+    "USUAL",
+    "WITHOUT_MATRICES",
+    "Plan",
+    "Row",
+    "Rows",
+    "Run",
+    "knows",
+    "loss_of",
+    "next_half_decade",
+    "planned",
+    "run_of",
+]
 
-OPTIMIZERS = ("adamw", "sgd")
+#: Those of the table, and all there are.
+USUAL = ("adamw", "sgd")
+OPTIMIZERS = (*USUAL, "lion", "muon")
 SCHEDULES = ("wsd", "onecycle")
-#: What torch gives who gives no learning rate.
-DEFAULT_LR = 1e-3
+#: What torch gives who gives no learning rate. Lion is none of torch's; Muon's updates are scaled to AdamW's.
+DEFAULT_RATES = {"adamw": 1e-3, "sgd": 1e-3, "lion": 1e-4, "muon": 1e-3}
 #: Each arm that is not swept, with the schedule it is used with.
 ARMS = {
     "default": "wsd",
     "default-onecycle": "onecycle",
     "autolr": "own",
     "prodigy": "cosine",
+    "prodigy-schedulefree": "constant",
     "dadaptation": "wsd",
     "schedule-free": "warm-up",
     "mechanic": "wsd",
+    "greedy": "own",
 }
+#: Arms that are not for every optimizer: variants of some, and what takes a single one.
+_ONLY = {
+    "prodigy": ("adamw",),
+    "prodigy-schedulefree": ("adamw",),
+    "dadaptation": ("adamw", "sgd"),
+    "schedule-free": ("adamw", "sgd"),
+    "mechanic": ("adamw", "sgd", "lion"),
+    "published": ("adamw", "sgd", "lion"),
+}
+#: Without a linear layer before the last there is nothing for Muon to do.
+WITHOUT_MATRICES = ("quadratic", "digits-cnn", "images", "few-images")
 #: Exponents of √10.
-_STARTS = {"adamw": (-6, -5, -4, -3, -2), "sgd": (-4, -3, -2, -1, 0)}
+_STARTS = {
+    "adamw": (-6, -5, -4, -3, -2),
+    "sgd": (-4, -3, -2, -1, 0),
+    "lion": (-8, -7, -6, -5, -4),
+    "muon": (-6, -5, -4, -3, -2),
+}
 #: A regret, as a share.
 _FAR = 0.1
 _MISLED = ("1e-8", "1e-4", "1", "10")
@@ -62,7 +96,7 @@ class Plan:
     """What is to be compared. ``extensions`` is how many learning rates a sweep may add at its edges."""
 
     workloads: tuple[str, ...]
-    optimizers: tuple[str, ...] = OPTIMIZERS
+    optimizers: tuple[str, ...] = USUAL
     seeds: int = 3
     arms: tuple[str, ...] = tuple(ARMS)
     misled: tuple[str, ...] = _MISLED
@@ -81,8 +115,13 @@ class Plan:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Every workload with every optimizer."""
-        return [(workload, optimizer) for workload in self.workloads for optimizer in self.optimizers]
+        """Every workload with every optimizer that has something to do there."""
+        return [
+            (workload, optimizer)
+            for workload in self.workloads
+            for optimizer in self.optimizers
+            if optimizer != "muon" or workload not in WITHOUT_MATRICES
+        ]
 
     def holds(self, run: Run) -> bool:
         """Whether a run, of any arm, belongs to the table of this plan."""
@@ -111,9 +150,10 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
 def published(plan: Plan) -> list[Run]:
     """The published controller's runs, which take four processes each and come last."""
     return [
-        plan.run(pair, "published", seed, lr=DEFAULT_LR, schedule="onecycle")
+        plan.run(pair, "published", seed, lr=DEFAULT_RATES[pair[1]], schedule="onecycle")
         for seed in range(plan.seeds)
         for pair in plan.pairs
+        if _applies("published", pair[1])
     ]
 
 
@@ -142,8 +182,15 @@ def learning_rate(exponent: int) -> float:
 
 
 def loss_of(row: Row, name: str = "held_out") -> float:
-    """A final loss; of a run that diverged, infinity."""
+    """A final loss; of a run that diverged, infinity, but for what it had ``chosen`` before."""
+    if name == "chosen":
+        return math.inf if row.get("chosen") is None else float(row["chosen"])
     return math.inf if row["diverged"] else float(row[name])
+
+
+def knows(row: Row, name: str) -> bool:
+    """Whether the row tells this loss, be it infinite: rows of old files tell no ``chosen`` one."""
+    return name != "chosen" or bool(row["diverged"]) or row.get("chosen_step") is not None
 
 
 def run_of(row: Row) -> Run:
@@ -152,12 +199,11 @@ def run_of(row: Row) -> Run:
 
 
 def _applies(arm: str, optimizer: str) -> bool:
-    # Prodigy is a variant of Adam; there is none of SGD.
-    return arm != "prodigy" or optimizer == "adamw"
+    return optimizer in _ONLY.get(arm, OPTIMIZERS)
 
 
 def _other(plan: Plan, pair: tuple[str, str], arm: str, seed: int) -> Run:
-    lr = DEFAULT_LR if arm.startswith("default") else None
+    lr = DEFAULT_RATES[pair[1]] if arm.startswith("default") else None
     return plan.run(pair, arm, seed, lr=lr, schedule=ARMS[arm])
 
 
