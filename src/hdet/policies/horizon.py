@@ -20,6 +20,7 @@ from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.policies.base import Context, Decided, Policy, Seen
 from hdet.policies.incumbent import Incumbent
 from hdet.policies.point_losses import PointLosses, measure_chosen, measure_own
+from hdet.policies.scopes import Scopes
 from hdet.policies.telling import (
     never_moved,
     no_way_back,
@@ -65,6 +66,7 @@ class Horizon(Policy):
         snapshot: where the way back is kept: on the device, in host memory, or not at all.
         keep: where the best weights seen are kept, likewise.
         patience: so often training goes back to the best weights without a better one coming of it.
+        parts: how many groups each optimizer has, if there are several: each has a factor of its own.
     """
 
     kind = "horizon"
@@ -82,12 +84,12 @@ class Horizon(Policy):
         snapshot: Where = "device",
         keep: Where = "device",
         patience: int | None = None,
+        parts: Sequence[int] = (),
     ) -> None:
         super().__init__(explore)
-        self._probe = probe
-        self._controller = controller
+        self._probe, self._controller = probe, controller
         self._windows = windows
-        self._scope, self._patience = scope, patience
+        self._scope, self._parts, self._patience = scope, parts, patience
         self._where, self._keep = snapshot, keep
         self._states: list[HorizonState] = []
         self._searching = True
@@ -96,7 +98,7 @@ class Horizon(Policy):
         return {
             "horizon controller": repr(self._controller),
             "windows": repr(self._windows),
-            "scope": self._scope,
+            "scope": f"{self._scope} {list(self._parts)}",
             "snapshot": self._where,
             "best weights": f"{self._keep}, patience {self._patience}",
             "probe batches a sync": repr(self._probe.per_sync),
@@ -109,25 +111,25 @@ class Horizon(Policy):
         refuse(context, axes)
         self._context = context
         optimizer = context.optimizer
-        groups = len(optimizer.param_groups) if self._scope == "each" else None
-        self._trail = Trail(optimizer, context.replicas, groups=groups, diverges=context.diverges)
+        self._scopes = Scopes.of(self._scope, self._parts, len(optimizer.param_groups))
+        self._trail = Trail(optimizer, context.replicas, *self._scopes.cut, diverges=context.diverges)
         refuse_frozen(context.caller, self._trail.weights)
         # The frozen ones too: they may be freed within a window.
         weights = [local(p) for group in optimizer.param_groups for p in group["params"]]
         self.incumbent = Incumbent(
             Keeper(self._probe, self._probe.model, weights, context.replicas, self._keep),
             self._patience,
-            remembers=self._scope == "together" and not context.diverges,
-            apart=context.diverges or self._scope == "each" or self._probe.has_norms,
+            remembers=not (self._scopes.apart or context.diverges),
+            apart=context.diverges or self._scopes.apart or self._probe.has_norms,
         )
         self._snapshot = (
             Snapshot(weights, optimizer, self._probe.model, self._where) if self._where != "off" else None
         )
         self._total_steps = context.total_steps
-        self._useless = UselessProbe(context.caller, self._probe, by_group=self._scope == "each")
+        self._useless = UselessProbe(context.caller, self._probe, by_group=self._scopes.apart)
         # The first factor: next to no learning rate, whatever the schedule's values are.
         curves = [axis.curve for axis in self._learning_rates]
-        self._states = [HorizonState(FIRST_LR / max(curves)) for _ in self._trail.scopes]
+        self._states = [HorizonState(FIRST_LR / highest) for highest in self._scopes.highest(curves)]
         self._curve_peak = self._curve_before = curves[0]
         self._take_factors()
 
@@ -137,7 +139,7 @@ class Horizon(Policy):
 
     def _take_factors(self) -> None:
         for i, axis in enumerate(self._learning_rates):
-            axis.move(self._states[i % len(self._states)].value)
+            axis.move(self._states[self._scopes.of_group(i)].value)
 
     def start(self, step: int) -> None:
         """Begin the first window; the weights before it are those that its first step will find."""
@@ -252,7 +254,8 @@ class Horizon(Policy):
         rise = math.log(curve / self._curve_before) if lowest > 0 else 0.0
         losses = PointLosses(
             seen.rows,
-            scopes=len(self._states),
+            scopes=self._scopes.judged,
+            moved=len(self._states),
             batches=self._probe.choosing,
             few=self._few(),
             apart=self.incumbent.apart,
@@ -267,7 +270,7 @@ class Horizon(Policy):
             improved = self.incumbent.keeper.choice.improved_at
             end = self._numbered(self._trail.weights) if seen.step == self._total_steps else None
             self.incumbent.offer(seen.step, losses, self._numbered(self._trail.mean.tensors), end)
-            self.incumbent.count(improved, rises=decisions[0].action in ("up", "scale"))
+            self.incumbent.count(improved, rises=any(d.action in ("up", "scale") for d in decisions))
             if self._searching and self.incumbent.leads_back:
                 events, went_back = (*events, self._retreat(seen.step)), True
             elif self.stalled:
@@ -279,8 +282,7 @@ class Horizon(Policy):
                 say_early_descent(self._context.caller, seen.step, _DESCENT)
         self._take_factors()
         records = tuple(b.record(delta=b.axis.base - b.base) for b in before)
-        names = ["lr"] if self._scope == "together" else [f"lr/{i}" for i in range(len(windows))]
-        horizon = tuple(map(record_of, names, decisions, windows))
+        horizon = tuple(map(record_of, self._scopes.names(), decisions, windows))
         return Decided(records, horizon=horizon, events=events, went_back=went_back)
 
     def _numbered(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -307,7 +309,7 @@ class Horizon(Policy):
                 apart=middle - self._previous_middle[scope],
                 rise=rise,
             )
-            windows.append(losses.fill(timing, scope, self.incumbent.best))
+            windows.append(losses.fill(timing, self._scopes.judged_as(scope), self.incumbent.best))
         self._useless.refuse(seen.step, windows)
         return windows
 

@@ -63,7 +63,8 @@ class PointLosses:
 
     Args:
         rows: of every rank. Without losses before weights have moved.
-        scopes: how many there are.
+        scopes: how many are judged by losses of their own.
+        moved: how many displacements there are; as many as scopes unless all are judged together.
         batches: to choose by, on every rank.
         few: of them e is measured on.
         apart: whether weights are chosen by other losses.
@@ -77,6 +78,7 @@ class PointLosses:
         rows: Sequence[Sequence[float]],
         *,
         scopes: int,
+        moved: int | None = None,
         batches: int,
         few: int,
         apart: bool,
@@ -84,7 +86,8 @@ class PointLosses:
         previous: Sequence[float] | None,
         remembers: bool,
     ) -> None:
-        self.measured = len(rows[0]) > scopes
+        moved = scopes if moved is None else moved
+        self.measured = len(rows[0]) > moved
         self._few = few
         self._mean = _part(rows, 0, batches) if self.measured else []
         at = batches
@@ -99,9 +102,9 @@ class PointLosses:
             at += few
         self._remembered = previous
         at = at if self.measured else 0
-        displacements = _part(rows, at, scopes)
-        self._displacements = [math.fsum(row[i] for row in displacements) / len(rows) for i in range(scopes)]
-        at += scopes
+        displacements = _part(rows, at, moved)
+        self._displacements = [math.fsum(row[i] for row in displacements) / len(rows) for i in range(moved)]
+        at += moved
         self._chosen_end = self._end[0] if self.measured else []
         self._chosen = self._mean
         if apart and self.measured:

@@ -32,16 +32,24 @@ class Trail:
     Args:
         optimizer: whose trained parameters are followed.
         replicas: with whom the mean is shared where ``diverges``.
-        groups: how many parameter groups are looked at one by one; None looks at all weights together.
+        groups: how many parameter groups each scope holds, whose displacement is its own; None looks at all
+            weights together.
+        apart: whether each scope has points of its own.
         diverges: whether the replicas' weights differ within a window.
     """
 
     def __init__(
-        self, optimizer: Optimizer, replicas: Replicas, *, groups: int | None, diverges: bool
+        self,
+        optimizer: Optimizer,
+        replicas: Replicas,
+        groups: Sequence[int] | None = None,
+        apart: bool = False,
+        *,
+        diverges: bool,
     ) -> None:
         self._optimizer = optimizer
         self._replicas = replicas
-        self._one_by_one = groups
+        self._sizes, self._apart = groups, apart
         self._diverges = diverges
         self._trained: list[int] = []
         self._least: list[float] = []
@@ -52,7 +60,7 @@ class Trail:
 
     def follow(self) -> bool:
         """Take up what is trained now; whether that has changed."""
-        groups = trained_parameters(self._optimizer)[: self._one_by_one]
+        groups = _merged(trained_parameters(self._optimizer), self._sizes)
         parameters = [p for group in groups for p in group]
         if [id(p) for p in parameters] == self._trained and self.weights:
             return False
@@ -75,11 +83,7 @@ class Trail:
         ]
         self._average = self._replicas.plan_mean(self.mean.tensors) if self._diverges else None
         ends = list(accumulate(len(group) for group in groups))
-        self.scopes = (
-            [slice(0, len(self.weights))]
-            if self._one_by_one is None
-            else [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
-        )
+        self.scopes = [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
         return True
 
     def start(self) -> None:
@@ -102,10 +106,10 @@ class Trail:
         torch._foreach_copy_(self.end, [w.detach() for w in self.weights])
 
     def points(self) -> list[Sequence[Tensor]]:
-        """m, then p and e: of all weights, or of one group with the others at m."""
+        """m, then p and e: of all weights, or of one scope with the others at m."""
         mean = self.mean.tensors
         points: list[Sequence[Tensor]] = [mean]
-        for scope in self.scopes:
+        for scope in self.scopes if self._apart else [slice(0, len(mean))]:
             points += [
                 [*mean[: scope.start], *other[scope], *mean[scope.stop :]]
                 for other in (self.previous, self.end)
@@ -152,6 +156,14 @@ class Trail:
         for mine, saved in zip(self.previous, state["previous"], strict=True):
             mine.copy_(saved)
         self._least = list(state["least"])
+
+
+def _merged(groups: list[list[Tensor]], sizes: Sequence[int] | None) -> list[list[Tensor]]:
+    """The parameters of each scope; without sizes, those of all groups, also of ones that were added late."""
+    if sizes is None:
+        return [[p for group in groups for p in group]]
+    ends = list(accumulate(sizes))
+    return [[p for g in groups[end - n : end] for p in g] for end, n in zip(ends, sizes, strict=True)]
 
 
 def _usual_norm(weight: Tensor) -> float:
