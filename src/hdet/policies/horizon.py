@@ -109,8 +109,7 @@ class Horizon(Policy):
         """Take the weights of an optimizer; the window begins with its first step."""
         super().bind(axes, context)
         refuse(context, axes)
-        self._context = context
-        optimizer = context.optimizer
+        self._context, optimizer = context, context.optimizer
         self._scopes = Scopes.of(self._scope, self._parts, len(optimizer.param_groups))
         self._trail = Trail(optimizer, context.replicas, *self._scopes.cut, diverges=context.diverges)
         refuse_frozen(context.caller, self._trail.weights)
@@ -328,6 +327,7 @@ class Horizon(Policy):
             return decisions, (self._go_back(step, decisions, windows),), True
         if all(decision.why == "does not move" for decision in decisions):
             raise never_moved(f"{self._context.caller}.step: step {step}", self._states[0].blind)
+        decisions = self._scopes.as_one(self._states, decisions)
         self._states = [decision.state for decision in decisions]
         for i, state in enumerate(self._states):
             if state.windows > 0:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
+
+from hdet.controllers import HorizonDecision, HorizonState
 
 __all__ = ["Scopes"]
 
@@ -64,6 +67,30 @@ class Scopes:
             return [max(values)] * (1 if self.sizes is None else len(self.sizes))
         cut = zip(self.first_groups(), self.sizes, strict=True)
         return [max(values[first : first + size]) for first, size in cut]
+
+    def as_one(
+        self, before: Sequence[HorizonState], decisions: Sequence[HorizonDecision]
+    ) -> list[HorizonDecision]:
+        """Scopes that are judged together move together, by the mean of what each would have done, once all
+        have been brought to speed: by losses that all share, their ratio cannot be judged.
+
+        One that its own top speed or ceiling holds back is not raised, and one that has not moved yet waits.
+        """
+        if self.apart or len(decisions) == 1 or any(d.action in ("scale", "back") for d in decisions):
+            return list(decisions)
+        own = [math.log(d.state.value / s.value) for d, s in zip(decisions, before, strict=True)]
+        moving = [change for change, s in zip(own, before, strict=True) if s.windows > 0]
+        common = math.fsum(moving) / len(moving) if moving else 0.0
+        if common == 0.0:
+            return list(decisions)
+        after = []
+        for decision, state in zip(decisions, before, strict=True):
+            bounded = common > 0 and decision.action == "hold" and not decision.why
+            if state.windows > 0 and not bounded:
+                moved = replace(decision.state, value=state.value * math.exp(common))
+                decision = replace(decision, state=moved, action="up" if common > 0 else "down", why="")
+            after.append(decision)
+        return after
 
     def names(self) -> list[str]:
         """What records call them: by the numbers of their groups."""
