@@ -20,7 +20,7 @@ class Scopes:
     Args:
         sizes: how many groups each scope holds, in order; None for one scope that holds whatever there is.
         apart: whether a scope is judged with the others at m, which takes two points more for each; otherwise
-            all are judged by the losses of all weights together.
+            all are judged by the losses of all weights together, and move together.
     """
 
     sizes: tuple[int, ...] | None = None
