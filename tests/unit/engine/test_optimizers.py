@@ -87,7 +87,8 @@ def test_a_joint_view_holds_nothing_of_its_own() -> None:
     a, b, c = (nn.Parameter(torch.ones(2)) for _ in range(3))
     first, second = SGD([a], lr=0.1, momentum=0.9), AdamW([{"params": [b]}, {"params": [c]}], lr=0.2)
     view = JointOptimizer("x", [first, second])
-    assert [group["params"][0] for group in view.param_groups] == [a, b, c] or view.sizes == (1, 2)
+    assert [id(group["params"][0]) for group in view.param_groups] == [id(a), id(b), id(c)]
+    assert view.sizes == (1, 2)
     assert a not in view.state
     assert view.state.get(a) is None
     assert not first.state, "looking makes nothing"
@@ -206,7 +207,7 @@ def test_muon_and_adamw_end_where_rates_chosen_by_hand_do(monkeypatch: pytest.Mo
     run.run(400)
     assert not any("back" in event for record in run.records for event in record.events)
     usual = by_hand(torch.optim.Muon, 0.02, 0.003, 400)
-    assert run.loss() < 1.1 * usual < 0.1 * start
+    assert run.loss() <= usual < 0.1 * start
     first, *others = searched(run.records)[-1].hyperparameters
     assert first.base_after != others[0].base_after, "each has a rate of its own"
     assert others[0].base_after == others[1].base_after
@@ -225,7 +226,7 @@ def test_of_several_only_the_ratios_within_one_count() -> None:
     other = Pair(lrs=(10.0, 1e-4, 2e-4)).run(120)
     assert run.lrs == other.lrs
     assert torch.equal(run.flat(), other.flat())
-    assert run.auto.get_last_lr() == other.lrs[-1] or len(run.auto.get_last_lr()) == 3
+    assert run.auto.get_last_lr() == [g["lr"] for o in run.optimizers for g in o.param_groups]
     names = [seen.name for seen in run.records[-1].horizon]
     assert names == ["lr/0", "lr/1-2"]
     each = Pair(scope="each").run(60)
