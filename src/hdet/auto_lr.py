@@ -1,69 +1,78 @@
 """AutoLR: training without a learning rate. A door to the engine, with a shape instead of a size.
 
 The optimizer's ``lr`` is not read, but for the ratios between groups. The first steps are taken at next to
-no learning rate, then the horizon controller brings the weights to speed and climbs.
+no learning rate, then the horizon controller brings the weights to speed and climbs. Several optimizers are
+one run, with one window, one probe and one way back, and a factor for each.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
+from hdet.arguments import LEAST_STEPS, check, doubt, take_optimizers
 from hdet.best import Handed
 from hdet.controllers import HorizonController
-from hdet.engine.agreement import check_optimizer, check_sync_every, check_together
+from hdet.engine.agreement import check_together
 from hdet.engine.cycle import Cycle
+from hdet.engine.in_turn import InTurn
+from hdet.engine.optimizers import JointOptimizer, parts_of
 from hdet.history import SyncRecord
 from hdet.hyperparameters import LearningRate
 from hdet.policies import Horizon
+from hdet.policies.verdict import Verdict
 from hdet.probes import Probe
 from hdet.replicas import ProcessGroup, replicas_of
-from hdet.schedules import SHAPES, DrawnShape, FoundSchedule, Shape, WarmStableDecay, Windows
+from hdet.schedules import SHAPES, Descent, DrawnShape, FoundSchedule, Shape, WarmStableDecay, Windows
 from hdet.weights.room import Where
 
 __all__ = ["AutoLR"]
 
 logger = logging.getLogger("hdet")
 
-#: Fewer steps than this hold too few windows for any decision.
-_LEAST_STEPS = 40
 
-
-class AutoLR:
+class AutoLR(LRScheduler):
     """Finds the learning rate while it trains; call :meth:`step` once after every ``optimizer.step()``.
 
-    Memory, beyond training: four copies of the trained weights (the window's mean, the one before, the
-    iterate to return to from probing, the best so far) and, with a snapshot, one more of weights, optimizer
-    state and buffers. Time: next to nothing between windows; at the end of each, a forward pass at the mean
-    for every probe batch, and one at the last iterate for some.
+    A torch scheduler to whoever asks: frameworks step it, save it and log its :meth:`get_last_lr`. It must be
+    stepped at every optimizer step, not once an epoch, and raises where it is not.
+
+    Memory on the device, beyond training: one copy of the trained weights, the window's mean. The host holds
+    the best weights so far, those training began with, and weights, optimizer state and buffers as the window
+    found them. (Where groups are judged by themselves, or replicas diverge, two copies more.) Time: next to
+    nothing between windows; at the end of each, a forward pass at the mean for every probe batch, and one at
+    the last iterate for some.
 
     The learning rate is moved until the schedule comes down (for ``"wsd"`` the last quarter of the run, for
     any other as soon as it is below 70 % of its peak). Windows are measured, and lead back from an explosion,
     to the last step. :meth:`finish_` hands over the best weights that were seen.
 
     Args:
-        optimizer: any torch optimizer. Of its learning rates only the ratios between groups count.
+        optimizer: any torch optimizer, or a list of them that step together (Muon and AdamW, say). Of their
+            learning rates only the ratios between the groups of one count.
         probe: measures the loss on batches that are not trained on.
         total_steps: S. None trains open-ended until :meth:`cooldown` is called.
         schedule: ``"wsd"`` (constant, then linearly to zero in the last quarter), ``"cosine"``,
-            ``"onecycle"``, or a torch scheduler on this optimizer, of which the curve is kept.
+            ``"onecycle"``, or a torch scheduler on this (one) optimizer, of which the curve is kept.
         controller: the rule; its defaults are meant for everything.
         sync_every: windows of this length, instead of ones that grow with the run.
-        scope: ``"together"`` moves all parameter groups by one factor, ``"each"`` every one by its own.
+        scope: ``"together"`` moves all parameter groups of an optimizer by one factor, ``"each"`` every one
+            by its own.
         spread: above 0, replicas diverge by this much and each is probed at its own points (a real fan-out).
-        snapshot: where the way back from a relapse is kept: ``"device"``, ``"host"`` (pinned) or ``"off"``.
+        snapshot: where the way back from a relapse is kept: ``"host"`` (pinned), ``"device"`` or ``"off"``.
         keep: where the best weights seen are kept, for :meth:`finish_`: likewise.
-        patience: so often it goes back to the best weights, at a third of the rate, without a better one
-            coming of it; then it comes down and ends, whatever is left of ``total_steps``. None never goes
-            back; nor does it with ``scope="each"``, a spread, or ``keep="off"``.
+        patience: so often it goes back to the best weights (or with time enough left to the first ones), at a
+            third of the rate, without a better one coming of it; then it comes down and ends, whatever is
+            left of ``total_steps``. None never goes back; nor does it with ``scope="each"``, a spread, or
+            ``keep="off"``.
         process_group: the replicas; the default group if None, and this process alone without one.
         seed: of the reassignments under a spread.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
@@ -85,10 +94,12 @@ class AutoLR:
     """
 
     _handed: Handed | None = None
+    #: Frameworks add to it; nobody reads it here.
+    _step_count = 1
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         probe: Probe,
         total_steps: int | None = None,
@@ -104,18 +115,24 @@ class AutoLR:
         seed: int = 0,
         history: str | PathLike[str] | None = None,
     ) -> None:
-        check_optimizer("AutoLR", optimizer)
-        replicas = replicas_of(
-            "AutoLR", optimizer, model=getattr(probe, "model", None), process_group=process_group
-        )
+        # Not LRScheduler.__init__: it writes into the groups, puts a step of its own over the optimizer's
+        # and steps. Everything that a scheduler is asked for is here.
+        every = take_optimizers(optimizer)
+        self.optimizers = parts_of(every)
+        #: The first of them, as a scheduler has one; :attr:`optimizers` has all.
+        self.optimizer = self.optimizers[0]
+        model = getattr(probe, "model", None)
+        replicas = replicas_of("AutoLR", every, model=model, process_group=process_group)
         kind = schedule if isinstance(schedule, str) else type(schedule).__name__
         ways = (scope, spread, snapshot, keep, patience)
         check_together(
             "AutoLR",
             replicas,
-            lambda: _check(optimizer, probe, total_steps, schedule, controller, sync_every, *ways),
+            lambda: check(every, probe, total_steps, schedule, controller, sync_every, *ways),
             {"schedule": repr(kind)},
         )
+        self.base_lrs = [float(group["lr"]) for group in every.param_groups]
+        parts = every.sizes if isinstance(every, JointOptimizer) else ()
         self._shape: Shape | None = None
         self._driver: LRScheduler | DrawnShape
         if isinstance(schedule, LRScheduler):
@@ -123,22 +140,21 @@ class AutoLR:
         else:
             # total_steps=None has been refused for every shape that needs an end.
             self._shape = SHAPES[schedule](total_steps)  # type: ignore[arg-type]
-            self._driver = DrawnShape(optimizer, self._shape)
-        last = None if self._shape is None else self._shape.search_until
+            self._driver = DrawnShape(every, self._shape, parts)
         self._horizon = Horizon(
             [LearningRate(spread=spread)],
             probe,
             controller or HorizonController(),
-            Windows(last=last) if sync_every is None else Windows(first=sync_every, share=0.0, last=last),
+            _windows(sync_every, self._shape),
             scope=scope,
             snapshot=snapshot,
             keep=keep,
             patience=patience,
+            parts=parts,
         )
-        self._budget = total_steps
-        self._optimizer = optimizer
+        self._budget, self._optimizer = total_steps, every
         self._cycle = Cycle(
-            optimizer,
+            every,
             [self._horizon],
             replicas,
             schedule=self._driver,
@@ -148,36 +164,57 @@ class AutoLR:
             history=history,
             caller="AutoLR",
         )
-        self._groups = len(optimizer.param_groups)
+        self._begin(probe, doubt(every, probe) if replicas.rank == 0 else [])
+
+    def _begin(self, probe: Probe, doubts: Sequence[str]) -> None:
+        groups = self._optimizer.param_groups
+        self._groups = len(groups)
         self._found = FoundSchedule(self._groups)
         self._said_late_group = self._said_finished = False
-        self._plain = not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
+        self._plain = not any(isinstance(group["lr"], Tensor) for group in groups)
+        kinds = " and ".join(type(part).__name__ for part in self.optimizers)
+        self._turn = InTurn("AutoLR", probe.model, kinds)
+        self._verdict = Verdict("AutoLR")
+        for said in doubts:
+            logger.warning("AutoLR: %s", said)
 
-    def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
-        """Call after ``optimizer.step()``; returns the record of a window when one has ended.
+    def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:  # type: ignore[override]
+        """Call after ``optimizer.step()``, of several after that of the last; returns the record of a window
+        when one has ended.
 
         The training loss is not needed; given, its mean stands in the record. Between windows nothing waits
         for the device.
         """
         before = self._cycle.steps
         used = self.get_last_lr() if self._plain else []
+        descents = self._descents()
         if self.finished and self.steps != self._budget:
             self._say_finished()
             return None
+        self._turn.step()
         try:
             record = self._cycle.step(loss)
-            if record is not None and self._horizon.stalled:
-                self._come_down()
+            if record is not None:
+                self._verdict.see(record, used)
+                if self._horizon.stalled:
+                    self._come_down()
             return record
         finally:  # a step counts although the probe that followed it raised
-            if self._plain and self._cycle.steps > before:
-                self._note(used)
+            if self._cycle.steps > before:
+                if self._plain:
+                    self._note(used, descents)
+                if self.finished:
+                    self._say_verdict()
+
+    def _say_verdict(self) -> None:
+        if self._cycle.replicas.rank == 0:
+            self._verdict.say(logger, self.steps, self._horizon.incumbent.keeper)
 
     def _come_down(self) -> None:
         """Where nothing improves any more, the run comes down, over a tenth of the steps so far. Other
         schedules come down by themselves."""
         left = math.inf if self._budget is None else self._budget - self.steps
-        steps = int(min(max(_LEAST_STEPS // 4, self.steps // 10), left))
+        steps = int(min(max(LEAST_STEPS // 4, self.steps // 10), left))
         if steps < 1 or not isinstance(self._shape, WarmStableDecay) or self._shape(self.steps) < 1:
             return
         logger.warning(
@@ -215,13 +252,24 @@ class AutoLR:
         """
         if not self._horizon.incumbent.keeper.keeps:
             raise ValueError("AutoLR.finish_: keep must be 'device' or 'host', got 'off': nothing was kept")
+        self._say_verdict()
         best = self._horizon.incumbent.keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps
         self._handed = self._horizon.incumbent.keeper.hand_over_(standing=standing)
         return self._handed
 
-    def _note(self, used: list[float]) -> None:
-        self._found.add(used[: self._groups])
+    def _descents(self) -> list[Descent] | None:
+        """Of which descent the present learning rates are a part; other shapes change by no exact rule."""
+        shape, driver = self._shape, self._driver
+        if not isinstance(shape, WarmStableDecay) or not isinstance(driver, DrawnShape):
+            return None
+        if shape.decay_from is None or self.steps < shape.decay_from:
+            return None
+        factors = [axis.factor for axis in self._horizon.axes]  # type: ignore[attr-defined]  # learning rates
+        return [Descent(f, ratio, shape) for f, ratio in zip(factors, driver.ratios, strict=True)]
+
+    def _note(self, used: list[float], descents: Sequence[Descent] | None) -> None:
+        self._found.add(used[: self._groups], descents)
         if len(used) > self._groups and not self._said_late_group:
             self._said_late_group = True
             logger.warning(
@@ -230,14 +278,32 @@ class AutoLR:
                 used[self._groups],
             )
 
-    def get_last_lr(self) -> list[float]:
-        """The learning rate of each group's next step."""
+    def get_last_lr(self) -> list[float]:  # type: ignore[override]
+        """The learning rate of each group's next step, the groups of all optimizers in order."""
         return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    get_lr = get_last_lr  # type: ignore[assignment]
+
+    @property
+    def _last_lr(self) -> list[float]:  # type: ignore[override]
+        return self.get_last_lr()
 
     @property
     def steps(self) -> int:
         """Optimizer steps counted so far."""
         return self._cycle.steps
+
+    @property
+    def last_epoch(self) -> int:
+        """As :attr:`steps`, under the name that torch's schedulers have for it."""
+        return self.steps
+
+    @last_epoch.setter
+    def last_epoch(self, value: int) -> None:
+        raise AttributeError(
+            f"AutoLR.last_epoch: steps are counted as the optimizer takes them, and cannot be set to "
+            f"{value}; use load_state_dict, and no scheduler of schedulers (SequentialLR, ChainedScheduler)"
+        )
 
     def cooldown(self, steps: int) -> None:
         """Come down to zero, linearly, over the next ``steps`` steps; the search for a size ends here.
@@ -271,7 +337,10 @@ class AutoLR:
         Path(path).write_text(self._found.to_json() + "\n", encoding="utf-8")
 
     def state_dict(self) -> dict[str, Any]:
-        """Save it beside model and optimizer. Holds tensors: the window in progress and the way back."""
+        """Save it beside model and optimizer. Holds tensors: the window in progress and the way back.
+
+        As torch's own states, it refers to what training goes on to change: to keep it in memory, copy it.
+        """
         shape = self._shape
         return {
             "engine": self._cycle.state_dict(),
@@ -281,10 +350,12 @@ class AutoLR:
             else None,
             "schedule": self._driver.state_dict(),
             "lr": self.get_last_lr()[: self._groups],
+            "verdict": self._verdict.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off, after model and optimizer have been loaded."""
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off, after model and optimizers have been loaded."""
+        state = state_dict
         drawn = "ratios" in state["schedule"]
         if drawn != isinstance(self._driver, DrawnShape):
             raise ValueError(
@@ -302,65 +373,14 @@ class AutoLR:
         if state["cooldown"] is not None and None not in state["cooldown"]:
             self._cool(*state["cooldown"])
         self._found = FoundSchedule.from_json(state["found"])
+        if "verdict" in state:
+            self._verdict.load_state_dict(state["verdict"])
 
     def extra_bytes(self) -> int:
         """Memory taken beyond training itself."""
         return self._horizon.extra_bytes()
 
 
-def _check(
-    optimizer: Optimizer,
-    probe: object,
-    total_steps: object,
-    schedule: object,
-    controller: object,
-    sync_every: int | None,
-    scope: object,
-    spread: float,
-    snapshot: object,
-    keep: object,
-    patience: object,
-) -> None:
-    if not isinstance(probe, Probe):
-        raise TypeError(
-            f"AutoLR: probe must be a hdet.Probe, got {type(probe).__name__}; hdet.Probe(loss_fn, batches, "
-            "model=model) makes one"
-        )
-    lrs = [float(group["lr"]) for group in optimizer.param_groups]
-    for i, lr in enumerate(lrs):
-        if not (math.isfinite(lr) and lr > 0):
-            raise ValueError(
-                f"AutoLR: the groups' lr must be finite and > 0, for their ratios are kept, got {lr} in "
-                f"group {i}; give another (a schedule may not begin at zero), or freeze it"
-            )
-    if total_steps is not None and (not isinstance(total_steps, int) or total_steps < _LEAST_STEPS):
-        raise ValueError(
-            f"AutoLR: total_steps must be an integer of at least {_LEAST_STEPS}, or None to run open-ended, "
-            f"got {total_steps!r}"
-        )
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise TypeError("AutoLR: schedule must step without a metric, got ReduceLROnPlateau; use 'wsd'")
-    if not isinstance(schedule, LRScheduler):
-        if not isinstance(schedule, str) or schedule not in SHAPES:
-            raise ValueError(
-                f"AutoLR: schedule must be one of {', '.join(map(repr, SHAPES))} or a torch LRScheduler, "
-                f"got {schedule!r}"
-            )
-        if total_steps is None and schedule != "wsd":
-            raise ValueError(f"AutoLR: schedule={schedule!r} needs total_steps; only 'wsd' runs open-ended")
-    elif schedule.optimizer is not optimizer:
-        raise ValueError("AutoLR: schedule must be a scheduler of this optimizer, got one of another")
-    if controller is not None and not isinstance(controller, HorizonController):
-        raise TypeError(
-            f"AutoLR: controller must be a hdet.HorizonController, got {type(controller).__name__}"
-        )
-    if sync_every is not None:
-        check_sync_every("AutoLR", sync_every)
-    if scope not in ("together", "each"):
-        raise ValueError(f"AutoLR: scope must be 'together' or 'each', got {scope!r}")
-    for name, where in (("snapshot", snapshot), ("keep", keep)):
-        if where not in ("device", "host", "off"):
-            raise ValueError(f"AutoLR: {name} must be 'device', 'host' or 'off', got {where!r}")
-    if patience is not None and (not isinstance(patience, int) or patience < 1):
-        raise ValueError(f"AutoLR: patience must be an integer of at least 1, or None, got {patience!r}")
-    LearningRate(spread=spread)
+def _windows(sync_every: int | None, shape: Shape | None) -> Windows:
+    last = None if shape is None else shape.search_until
+    return Windows(last=last) if sync_every is None else Windows(first=sync_every, share=0.0, last=last)

@@ -12,10 +12,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hdet.controllers import Controller, RegressionController
-from hdet.engine.agreement import check_optimizer, check_sync_every, check_together
+from hdet.engine.agreement import check_sync_every, check_together
 from hdet.engine.cycle import Cycle
 from hdet.engine.design import Design
 from hdet.engine.gradients import Gradients
+from hdet.engine.optimizers import unwrapped
 from hdet.engine.schedule import Schedule
 from hdet.hyperparameters import Explorable, LearningRate
 from hdet.policies import Fixed, Policy, Regression, Vote
@@ -30,7 +31,8 @@ class Ensemble(Cycle):
     """Replicas that diverge in what they explore and are averaged back every ``sync_every`` steps.
 
     Args:
-        optimizer: any torch optimizer; its step hooks carry the fan-out.
+        optimizer: any torch optimizer, also one that a framework has wrapped; its step hooks carry the
+            fan-out.
         explore: what the replicas diverge in: learning rate, weight decay, dropout, any scalar.
 
         schedule: *the run.* The base schedule; :meth:`step` drives it. None leaves ``group["lr"]`` to the
@@ -90,7 +92,7 @@ class Ensemble(Cycle):
         seed: int = 0,
         history: str | PathLike[str] | None = None,
     ) -> None:
-        check_optimizer("Ensemble", optimizer)
+        optimizer = unwrapped("Ensemble", optimizer)
         if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
             raise TypeError(
                 f"Ensemble: explore must be a list of hyperparameters, got {type(explore).__name__}; write "

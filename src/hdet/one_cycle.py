@@ -31,8 +31,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.controllers import HorizonController, SoftmaxController, geometric_decay, literal_decay
-from hdet.engine.agreement import check_optimizer, check_sync_every
+from hdet.engine.agreement import check_sync_every
 from hdet.engine.cycle import Cycle
+from hdet.engine.optimizers import unwrapped
 from hdet.engine.step_hooks import take_over
 from hdet.history import SyncRecord
 from hdet.hyperparameters import LearningRate, separate_learning_rates
@@ -136,7 +137,7 @@ class OneCycleAutoLR(OneCycleLR):
         history: str | PathLike[str] | None = None,
     ) -> None:
         given = dict(locals())
-        check_optimizer("OneCycleAutoLR", optimizer)
+        optimizer = unwrapped("OneCycleAutoLR", optimizer)
         replicas = replicas_of("OneCycleAutoLR", optimizer, model=model, process_group=process_group)
         trusted = (rank, world_size) in ((0, 1), (replicas.rank, replicas.size))
         # The ranks compare their arguments before any of them objects to one, so that all raise together

@@ -38,11 +38,17 @@ def build(rank: int, kind: str, *, own: bool = False, **options: Any) -> tuple[A
     """Model, optimizer and AutoLR. ``own``: probes on two batches that no other rank has."""
     torch.manual_seed(0)
     model = DistributedDataParallel(tasks.Regression())
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    parameters = list(model.parameters())
+    optimizer: Any = (
+        torch.optim.SGD(parameters, lr=1.0, momentum=0.9)
         if kind == "sgd"
-        else torch.optim.AdamW(model.parameters(), lr=1.0)
+        else torch.optim.AdamW(parameters, lr=1.0)
     )
+    if kind == "pair":
+        optimizer = [
+            torch.optim.SGD(parameters[:1], lr=1.0, momentum=0.9),
+            torch.optim.AdamW(parameters[1:], lr=1.0),
+        ]
     per_sync = 2 if own else PARTS // dist.get_world_size()
 
     def probed(draw: int) -> tuple[Tensor, Tensor]:
@@ -55,12 +61,11 @@ def build(rank: int, kind: str, *, own: bool = False, **options: Any) -> tuple[A
     return model, optimizer, hdet.AutoLR(optimizer, probe=probe, **settings)
 
 
-def train_step(
-    model: Any, optimizer: torch.optim.Optimizer, step: int, rank: int, scale: float = 1.0
-) -> None:
-    optimizer.zero_grad()
+def train_step(model: Any, optimizer: Any, step: int, rank: int, scale: float = 1.0) -> None:
+    model.zero_grad()
     (scale * loss_of(model, share(step, rank))).backward()
-    optimizer.step()
+    for one in optimizer if isinstance(optimizer, list) else [optimizer]:
+        one.step()
 
 
 def flat(model: torch.nn.Module) -> Tensor:
@@ -123,10 +128,11 @@ def test_how_many_ranks_share_the_work_does_not_matter(ranks: LocalProcesses, sc
         torch.testing.assert_close(other["weights"][STEPS], one["weights"][STEPS], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "pair"])
 @pytest.mark.parametrize("spread", [0.0, 0.2])
-def test_all_ranks_go_back_together(ranks: LocalProcesses, spread: float) -> None:
+def test_all_ranks_go_back_together(ranks: LocalProcesses, spread: float, kind: str) -> None:
     """One rank's loss is NaN once; the shared gradient takes it to all, and all return."""
-    results = ranks.run(search, "adamw", {"own": True, "poisoned": 54, "spread": spread}, size=2)
+    results = ranks.run(search, kind, {"own": True, "poisoned": 54, "spread": spread}, size=2)
     for result in results:
         assert {r.step: r.horizon[0].action for r in result["records"] if r.horizon}[60] == "back"
         assert not result["weights"][59].isfinite().all()

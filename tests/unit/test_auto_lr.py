@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 from copy import deepcopy
 from typing import Any
 
@@ -520,6 +521,54 @@ def test_a_state_can_be_loaded_into_nothing_but_the_same_groups() -> None:
     auto = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
     with pytest.raises(ValueError, match=r"the state has 2 explored hyperparameters, this run 1"):
         auto.load_state_dict(Training().run(5).auto.state_dict())
+
+
+# ---------------------------------------------------------------------- a scheduler to whoever asks
+
+
+def test_it_is_a_torch_scheduler() -> None:
+    run = Training(lrs=(0.5, 0.25))
+    auto: Any = run.auto
+    assert isinstance(auto, lr_scheduler.LRScheduler)
+    assert auto.optimizer is run.optimizer
+    assert auto.base_lrs == [0.5, 0.25]
+    assert "initial_lr" not in run.optimizer.param_groups[0]
+    assert not hasattr(run.optimizer.step, "_wrapped_by_lr_sched"), "nothing is put over the optimizer's step"
+    run.run(30)
+    assert auto.last_epoch == auto.steps == 30
+    assert (
+        auto._last_lr == auto.get_last_lr() == auto.get_lr() == [g["lr"] for g in run.optimizer.param_groups]
+    )
+    auto._step_count += 1  # as Accelerate does
+    file = io.BytesIO(pickle.dumps(auto.state_dict()))
+    other = Training(lrs=(0.5, 0.25))
+    other.auto.load_state_dict(pickle.load(file))
+    assert other.auto.steps == 30
+    with pytest.raises(AttributeError, match=r"counted as the optimizer takes them.*SequentialLR"):
+        auto.last_epoch = 3
+
+
+def test_called_once_an_epoch_it_says_what_to_do() -> None:
+    """Frameworks step a scheduler once an epoch unless they are told otherwise."""
+    run = Training().run(20)
+    for _ in range(50):
+        run.backward()
+    with pytest.raises(
+        RuntimeError, match=r'AutoLR.step: must be called once after every optimizer.step\(\), got 50.*"step"'
+    ):
+        run.auto.step()
+    run.step = 20
+    run.run(60)
+    assert run.auto.steps == 60, "and it can go on"
+
+
+def test_a_call_without_a_step_changes_nothing() -> None:
+    """Accelerate calls a scheduler once for every process."""
+    run, other = Training().run(60), Training()
+    while other.step < 60:
+        other.run(other.step + 1)
+        assert other.auto.step() is None
+    assert torch.equal(run.flat(), other.flat())
 
 
 # ---------------------------------------------------------------------- the end, and what is handed over

@@ -43,7 +43,7 @@ MAY_IMPORT = {
         *{"replicas", "schedules", "weights"},
     },
 }
-DOORS = {"__init__", "auto_lr", "best_mean", "ensemble", "history", "one_cycle", "warm_start"}
+DOORS = {"__init__", "arguments", "auto_lr", "best_mean", "ensemble", "history", "one_cycle", "warm_start"}
 LEAVES = {"__main__", "bench", "cli", "demos"}
 
 #: Files that know no torch: an equation is read and tested without it.

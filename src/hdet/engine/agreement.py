@@ -12,7 +12,7 @@ from hdet.hyperparameters import Axis, LearningRate
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas
 
-__all__ = ["bind_together", "check_optimizer", "check_sync_every", "check_together"]
+__all__ = ["bind_together", "check_sync_every", "check_together"]
 
 
 def check_together(
@@ -54,12 +54,6 @@ def bind_together(
             axis.close()
         raise
     return axes
-
-
-def check_optimizer(caller: str, optimizer: object) -> None:
-    """It is torch's, or one like it. Nothing can be compared before this is known."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"{caller}: optimizer must be a torch Optimizer, got {type(optimizer).__name__}")
 
 
 def check_sync_every(caller: str, sync_every: int) -> None:

@@ -147,6 +147,9 @@ class Cycle:
         takes the loss; on gradients of their own, where one rank alone may skip, it counts as a step.
         Between syncs nothing waits for the device.
         """
+        looked_at = self._parts.diverges or bool(self._following)
+        if looked_at:
+            self._hooks.check(self._caller, self._announcer, strict=bool(self._following))
         if loss is not None:
             self._training_loss.add(loss)
         elif self._needs_loss:
@@ -155,7 +158,7 @@ class Cycle:
                 "got loss=None; call step(loss)"
             )
         # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
-        if not self._hooks.stepped and (self._parts.diverges or self._following):
+        if not self._hooks.stepped and looked_at:
             counts = self._parts.sharing.own_gradients
             self._hooks.notice_no_step(self._announcer, counts=counts)
             if not counts:
@@ -281,6 +284,7 @@ class Cycle:
         own = loss["rank"] == self._replicas.rank and saved_here == self._replicas.here
         self._training_loss.reset((loss["sum"], loss["count"]) if own else (0.0, 0))
         self._parts.converge.forget()
+        self._hooks.count()  # a step taken before is another run's
         self._begin_round()
 
     def resume_at(self, step: int) -> None:

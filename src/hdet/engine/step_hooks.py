@@ -2,6 +2,7 @@
 
 ``group["lr"]`` holds the base value; the replica's own stands there only while the optimizer steps. So any
 scheduler composes, loggers show the base, and accumulation or a step that GradScaler skipped is not counted.
+Several optimizers take one step together, in any order, each once.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 from torch.optim import Optimizer
 
 from hdet.engine.announce import Announcer
 from hdet.engine.fan_out import FanOut
+from hdet.engine.optimizers import parts_of
 
 __all__ = ["StepHooks", "take_over"]
 
 _TOO_MANY_CALLS = 100
+#: So many steps one of several optimizers may miss, or this share of all: a GradScaler skips one alone.
+_MISSES, _SHARE_OF_MISSES = 16, 1 / 8
 
 
 class StepHooks:
-    """Hooks on one optimizer.
+    """Hooks on one optimizer, or on several that step together.
 
     Args:
         optimizer: whose steps they follow.
@@ -41,15 +46,25 @@ class StepHooks:
         self._before = before
         self._inside = False
         self._calls_without_step = 0
-        #: Whether the optimizer has stepped since :meth:`count`.
-        self.stepped = False
-        optimizer._hdet_detach = detach  # type: ignore[attr-defined]
-        self._handles = [
-            optimizer.register_step_pre_hook(self._enter),
-            optimizer.register_step_post_hook(self._over),
-            optimizer.register_state_dict_pre_hook(lambda _: self.leave()),
-            optimizer.register_load_state_dict_pre_hook(lambda *_: self.leave()),
-        ]
+        self._parts = parts_of(optimizer)
+        #: Steps of each optimizer since :meth:`count`, and how many of them each has missed, and there were.
+        self._taken = [0 for _ in self._parts]
+        self._missed = [0 for _ in self._parts]
+        self._counted = 0
+        self._handles = []
+        for i, part in enumerate(self._parts):
+            part._hdet_detach = detach  # type: ignore[attr-defined]
+            self._handles += [
+                part.register_step_pre_hook(self._enter),
+                part.register_step_post_hook(partial(self._over, i)),
+                part.register_state_dict_pre_hook(lambda _: self.leave()),
+                part.register_load_state_dict_pre_hook(lambda *_: self.leave()),
+            ]
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimizer has stepped since :meth:`count`; of several, any: its weights have moved."""
+        return any(self._taken)
 
     def _enter(self, *_: object) -> None:
         if self._inside:  # an optimizer step that raised never reached its post hook
@@ -58,9 +73,9 @@ class StepHooks:
         self._inside = True
         self._fan_out.enter_step()
 
-    def _over(self, *_: object) -> None:
+    def _over(self, part: int, *_: object) -> None:
         self.leave()
-        self.stepped = True
+        self._taken[part] += 1
 
     def leave(self) -> None:
         """The base values stand in the groups, whatever became of the step."""
@@ -75,7 +90,48 @@ class StepHooks:
     def count(self) -> None:
         """The step is counted."""
         self._calls_without_step = 0 if self.stepped else self._calls_without_step
-        self.stepped = False
+        self._taken = [0 for _ in self._parts]
+
+    def check(self, caller: str, announcer: Announcer, *, strict: bool) -> None:
+        """A call of ``step()`` for every optimizer step, and every optimizer in every step.
+
+        A framework that takes us for a scheduler calls us once an epoch unless it is told otherwise; the
+        schedule would never come down, and windows would hold a few iterates each. ``strict`` raises.
+        """
+        most = max(self._taken)
+        if most > 1:
+            message = (
+                f"{caller}.step: must be called once after every optimizer.step(), got {most} of them "
+                "since the last call; call it in the training loop, or have the framework call it at every "
+                """step (Lightning: {"scheduler": …, "interval": "step"})"""
+            )
+            if strict:
+                self.count()
+                raise RuntimeError(message)
+            announcer.say_once(logging.WARNING, message.removeprefix(f"{caller}."), "calls too rarely")
+        if most > 0:
+            self._look_for_misses(caller, announcer)
+
+    def _look_for_misses(self, caller: str, announcer: Announcer) -> None:
+        self._counted += 1
+        for i, part in enumerate(self._parts):
+            if self._taken[i]:
+                continue
+            self._missed[i] += 1
+            message = (
+                f"step: all optimizers must step before each call, and {type(part).__name__} (number {i}) "
+                f"has missed {self._missed[i]} of {self._counted}"
+            )
+            announcer.say_once(
+                logging.WARNING,
+                f"{message}: the step counts, for others have moved; a GradScaler may skip one",
+                f"missed by {i}",
+            )
+            if self._missed[i] > max(_MISSES, _SHARE_OF_MISSES * self._counted):
+                raise RuntimeError(
+                    f"{caller}.{message}: one that steps less often than the others would be judged by their "
+                    "steps; let all step equally often, or leave it out and give it a schedule of its own"
+                )
 
     def notice_no_step(self, announcer: Announcer, *, counts: bool) -> None:
         """A call of ``step()`` that follows no step of the optimizer.
@@ -104,6 +160,7 @@ class StepHooks:
 
 def take_over(optimizer: Optimizer) -> None:
     """Two runs on one optimizer would multiply each other's spread: the newest one counts."""
-    detach: weakref.WeakMethod[Callable[[], object]] | None = getattr(optimizer, "_hdet_detach", None)
-    if detach is not None and (before := detach()) is not None:
-        before()
+    for part in parts_of(optimizer):
+        detach: weakref.WeakMethod[Callable[[], object]] | None = getattr(part, "_hdet_detach", None)
+        if detach is not None and (before := detach()) is not None:
+            before()

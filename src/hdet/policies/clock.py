@@ -3,13 +3,36 @@ step, and counted from where the search began, or began anew."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hdet.schedules import Windows
 
-__all__ = ["Clock"]
+__all__ = ["DESCENT", "Clock", "Curve"]
+
+#: A schedule below this share of its peak is in its final descent.
+DESCENT = 0.7
+
+
+@dataclass(slots=True)
+class Curve:
+    """The schedule's value as windows end: its ``peak`` so far, and ``now``."""
+
+    peak: float
+    now: float
+
+    def rise(self, value: float) -> float:
+        """By how much it has risen since the last window, as a logarithm, and take note of it."""
+        risen = math.log(value / self.now) if min(value, self.now) > 0 else 0.0
+        self.peak, self.now = max(self.peak, value), value
+        return risen
+
+    @property
+    def descends(self) -> bool:
+        """Whether it is on its way down."""
+        return self.now < DESCENT * self.peak
 
 
 @dataclass(slots=True)

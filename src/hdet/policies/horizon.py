@@ -18,9 +18,10 @@ from hdet.best import Keeper
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.policies.base import Context, Decided, Policy, Seen
-from hdet.policies.clock import Clock
+from hdet.policies.clock import DESCENT, Clock, Curve
 from hdet.policies.incumbent import Incumbent
 from hdet.policies.point_losses import PointLosses, measure_chosen, measure_path, measure_points
+from hdet.policies.scopes import Scopes
 from hdet.policies.telling import (
     never_moved,
     no_way_back,
@@ -46,8 +47,6 @@ FIRST_LR = 1e-5
 #: One probe batch for so many steps of a window: what probing costs stays a small share of training.
 _STEPS_PER_BATCH = 50
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
-#: A schedule below this share of its peak is in its final descent.
-_DESCENT = 0.7
 
 
 class Horizon(Policy):
@@ -63,6 +62,7 @@ class Horizon(Policy):
         snapshot: where the way back is kept: on the device, in host memory, or not at all.
         keep: where the best weights seen are kept, likewise.
         patience: so often training goes back to the best weights without a better one coming of it.
+        parts: how many groups each optimizer has, if there are several: each has a factor of its own.
     """
 
     kind = "horizon"
@@ -80,12 +80,12 @@ class Horizon(Policy):
         snapshot: Where = "host",
         keep: Where = "host",
         patience: int | None = None,
+        parts: Sequence[int] = (),
     ) -> None:
         super().__init__(explore)
-        self._probe = probe
-        self._controller = controller
+        self._probe, self._controller = probe, controller
         self._clock = Clock(windows)
-        self._scope, self._patience = scope, patience
+        self._scope, self._parts, self._patience = scope, parts, patience
         self._where, self._keep = snapshot, keep
         self._states: list[HorizonState] = []
 
@@ -93,7 +93,7 @@ class Horizon(Policy):
         return {
             "horizon controller": repr(self._controller),
             "windows": repr(self._clock.windows),
-            "scope": self._scope,
+            "scope": f"{self._scope} {list(self._parts)}",
             "snapshot": self._where,
             "best weights": f"{self._keep}, patience {self._patience}",
             "probe batches a sync": repr(self._probe.per_sync),
@@ -104,13 +104,13 @@ class Horizon(Policy):
         """Take the weights of an optimizer; the window begins with its first step."""
         super().bind(axes, context)
         refuse(context, axes)
-        self._context = context
-        optimizer = context.optimizer
-        groups = len(optimizer.param_groups) if self._scope == "each" else None
+        self._context, optimizer = context, context.optimizer
+        self._scopes = Scopes.of(self._scope, self._parts, len(optimizer.param_groups))
+        cut = self._scopes.cut
         self._points = None
-        if groups is not None or context.diverges:
-            self._points = PointsTrail(optimizer, context.replicas, groups=groups, diverges=context.diverges)
-        self._trail = self._points or Trail(optimizer)
+        if self._scopes.apart or context.diverges:
+            self._points = PointsTrail(optimizer, context.replicas, *cut, diverges=context.diverges)
+        self._trail = self._points or Trail(optimizer, cut[0])
         refuse_frozen(context.caller, self._trail.weights)
         weights = [local(p) for group in optimizer.param_groups for p in group["params"]]
         self.incumbent = Incumbent(
@@ -121,24 +121,23 @@ class Horizon(Policy):
         )
         self._way_back = WayBack(weights, optimizer, self._probe.model, self._where)
         self._clock.total_steps = context.total_steps
-        self._useless = UselessProbe(context.caller, self._probe, by_group=self._scope == "each")
-        # The first factor: next to no learning rate, whatever the schedule's values are.
-        curves = [axis.curve for axis in self._learning_rates]
-        self._states = [HorizonState(self._first_factor) for _ in self._trail.scopes]
-        self._curve_peak = self._curve_before = curves[0]
+        self._useless = UselessProbe(context.caller, self._probe, by_group=self._scopes.apart)
+        self._states = [HorizonState(factor) for factor in self._first_factors()]
+        self._curve = Curve(self._learning_rates[0].curve, self._learning_rates[0].curve)
         self._take_factors()
 
     @property
     def _learning_rates(self) -> list[GroupLearningRate]:
         return self.axes  # type: ignore[return-value]  # no other is taken
 
-    @property
-    def _first_factor(self) -> float:
-        return FIRST_LR / max(axis.curve for axis in self._learning_rates)
+    def _first_factors(self) -> list[float]:
+        """Next to no learning rate, whatever the schedule's values are."""
+        curves = [axis.curve for axis in self._learning_rates]
+        return [FIRST_LR / highest for highest in self._scopes.highest(curves)]
 
     def _take_factors(self) -> None:
         for i, axis in enumerate(self._learning_rates):
-            axis.move(self._states[i % len(self._states)].value)
+            axis.move(self._states[self._scopes.of_group(i)].value)
 
     def start(self, step: int) -> None:
         """Begin the first window; the weights before it are those that its first step will find."""
@@ -182,7 +181,7 @@ class Horizon(Policy):
             if self._trail.follow():
                 self.incumbent.keeper.follow(self._numbered(self._trail.weights))
                 if self._points is None:  # the weights of now are p
-                    self._previous_middle = [float(self._clock.began)]
+                    self._previous_middle = [float(self._clock.began) for _ in self._states]
             self._trail.mean.begin(self._clock.length)
         if self._fresh:
             self._trail.start()
@@ -239,14 +238,13 @@ class Horizon(Policy):
         factor moves no more.
         """
         before = self.before(seen.levels)
-        curve = self._learning_rates[0].curve
-        lowest = min(curve, self._curve_before)
-        rise = math.log(curve / self._curve_before) if lowest > 0 else 0.0
+        rise = self._curve.rise(self._learning_rates[0].curve)
         losses = PointLosses(
             seen.rows,
             measured=self._judges or self._points is None,
             judged=self._judges,
-            scopes=len(self._states),
+            scopes=self._scopes.judged,
+            moved=len(self._states),
             batches=self._probe.choosing,
             few=self._few(),
             apart=self.incumbent.apart,
@@ -265,20 +263,19 @@ class Horizon(Policy):
         elif not went_back and losses.judged:
             end = self._numbered(self._trail.weights) if seen.step == seen.total_steps else None
             self.incumbent.offer(seen.step, losses, mean, end)
-            self.incumbent.count(seen.step, factors, rises=decisions[0].action in ("up", "scale"))
+            rises = any(decision.action in ("up", "scale") for decision in decisions)
+            self.incumbent.count(seen.step, factors, rises=rises)
             if self._clock.searching and self.incumbent.leads_back:
                 events, went_back = (*events, self._retreat(seen.step)), True
             elif self.stalled:
                 events = (*events, f"nothing has improved since step {self.incumbent.improved_at}")
-        self._curve_peak, self._curve_before = max(self._curve_peak, curve), curve
-        if self._clock.searching and curve < _DESCENT * self._curve_peak:
+        if self._clock.searching and self._curve.descends:
             self.stop()
             if seen.total_steps is None or seen.step < seen.total_steps / 3:
-                say_early_descent(self._context.caller, seen.step, _DESCENT)
+                say_early_descent(self._context.caller, seen.step, DESCENT)
         self._take_factors()
         records = tuple(b.record(delta=b.axis.base - b.base) for b in before)
-        names = ["lr"] if self._scope == "together" else [f"lr/{i}" for i in range(len(windows))]
-        horizon = tuple(map(record_of, names, decisions, windows))
+        horizon = tuple(map(record_of, self._scopes.names(), decisions, windows))
         return Decided(records, horizon=horizon, events=events, went_back=went_back)
 
     def _numbered(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -301,8 +298,8 @@ class Horizon(Policy):
         improved = self.incumbent.improved_at
         self._way_back.to_beginning()
         self.incumbent.begin_anew()
-        first, at_best = self._first_factor, self.incumbent.factors
-        self._states = [self._controller.restart(first, factor) for factor in at_best]
+        first, at_best = self._first_factors(), self.incumbent.factors
+        self._states = list(map(self._controller.restart, first, at_best))
         self._clock.origin = step
         self.start(step)
         return f"nothing better since step {improved}: from the beginning, below a third of the learning rate"
@@ -326,6 +323,7 @@ class Horizon(Policy):
             events = (event,)
         if all(decision.why == "does not move" for decision in decisions):
             raise never_moved(f"{self._context.caller}.step: step {step}", self._states[0].blind)
+        decisions = self._scopes.as_one(self._states, decisions)
         self._states = [decision.state for decision in decisions]
         for i, state in enumerate(self._states):
             if state.windows > 0:
@@ -339,8 +337,8 @@ class Horizon(Policy):
     def _go_back(
         self, step: int, decisions: Sequence[HorizonDecision], windows: Sequence[Window]
     ) -> tuple[str, bool]:
-        """To the window's start, with smaller factors where the loss rose; without a snapshot the weights stay
-        if they are still weights. The steps taken are spent."""
+        """To the window's start, with smaller factors where the loss rose; without a snapshot the weights
+        stay, if they are still weights. The steps taken are spent."""
         before = self._states
         self._states = [d.state if d.action == "back" else s for d, s in zip(decisions, before, strict=True)]
         total, in_a_row = (max(getattr(s, n) for s in self._states) for n in ("total_backs", "backs"))
@@ -375,7 +373,7 @@ class Horizon(Policy):
             "fresh": self._fresh,
             "previous_middle": list(self._previous_middle),
             "incumbent": self.incumbent.state_dict(),
-            "curve": [self._curve_peak, self._curve_before],
+            "curve": [self._curve.peak, self._curve.now],
             "constant": self._useless.state(),
             "trail": self._trail.state_dict(),
             **self._way_back.state_dict(),
@@ -388,7 +386,7 @@ class Horizon(Policy):
         self._clock.load_state_dict(state)
         self.window_end, self._taken, self._fresh = self._clock.end, state["taken"], state["fresh"]
         self._previous_middle = list(state["previous_middle"])
-        self._curve_peak, self._curve_before = state["curve"]
+        self._curve = Curve(*state["curve"])
         if "incumbent" in state:
             self.incumbent.load_state_dict(state["incumbent"])
         self._useless.load(state["constant"])

@@ -118,7 +118,9 @@ class Incumbent:
         most.
         """
         best = self._search.kept
-        if best is None or best != self.keeper.choice.kept or self._restarts == _RESTARTS:
+        if best is None or best.kind == "start" or best != self.keeper.choice.kept:
+            return False
+        if self._restarts == _RESTARTS:
             return False
         if total_steps is None:
             return step - began > _YOUNG_STEPS

@@ -53,7 +53,8 @@ class PointLosses:
         rows: of every rank.
         measured: whether there are losses at all.
         judged: whether there are those at p and e.
-        scopes: how many there are.
+        scopes: how many are judged by losses of their own.
+        moved: how many displacements there are; as many as scopes unless all are judged together.
         batches: to choose by, on every rank.
         few: of them e is measured on.
         apart: whether weights are chosen by other losses.
@@ -69,6 +70,7 @@ class PointLosses:
         measured: bool,
         judged: bool,
         scopes: int,
+        moved: int | None = None,
         batches: int,
         few: int,
         apart: bool,
@@ -88,10 +90,11 @@ class PointLosses:
                 at += few
             self._end.append(_part(rows, at, few))
             at += few
-        self._remembered = previous
-        displacements = _part(rows, at, scopes)
-        self._displacements = [math.fsum(row[i] for row in displacements) / len(rows) for i in range(scopes)]
-        at += scopes
+        self._scopes, self._remembered = scopes, previous
+        moved = scopes if moved is None else moved
+        displacements = _part(rows, at, moved)
+        self._displacements = [math.fsum(row[i] for row in displacements) / len(rows) for i in range(moved)]
+        at += moved
         self._chosen_end = self._end[0] if self.judged else []
         self._chosen = self._mean
         if apart and self.measured:
@@ -123,9 +126,9 @@ class PointLosses:
                 displacement=self.displacement(scope),
                 apart=(clock.began + 1 + step) / 2 - middle,
                 rise=rise,
-                previous=self.before(scope),
+                previous=self.before(scope % self._scopes),
                 mean=self.mean(),
-                end=self.end(scope),
+                end=self.end(scope % self._scopes),
                 mean_there=self.mean_there(),
                 best=best if best is not None and self.judged else (),
             )

@@ -183,11 +183,16 @@ class Probe:
     @property
     def choosing(self) -> int:
         """How many batches weights are chosen by: half of a list, at most :attr:`per_sync`."""
-        held = 2 * self._per_sync
+        held = 2 * self._per_sync if self.holds is None else max(self.holds, 1)
+        return (min(2 * self._per_sync, held) + 1) // 2
+
+    @property
+    def holds(self) -> int | None:
+        """How many batches it was given; None where nobody knows, as of a stream."""
         if isinstance(self._batches, Sized):
             with suppress(TypeError):  # a DataLoader over a stream has a length that it cannot tell
-                held = max(len(self._batches), 1)
-        return (min(2 * self._per_sync, held) + 1) // 2
+                return len(self._batches)
+        return None
 
     def halves(self) -> tuple[list[Any], list[Any]]:
         """The batches that weights are chosen by, and others that no choice sees, for an honest estimate.

@@ -43,7 +43,8 @@ def replicas_of(
     device = torch.device("cpu") if first is None else torch.device(first.device)
     replicas = find_replicas(caller, device=device, process_group=process_group)
     if replicas.size > 1:
-        refuse_sharded(caller, optimizer, model, process_group)
+        for part in getattr(optimizer, "optimizers", [optimizer]):  # several may stand there as one
+            refuse_sharded(caller, part, model, process_group)
     return replicas
 
 

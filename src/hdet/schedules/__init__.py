@@ -2,8 +2,18 @@
 and windows are pure; only ``drawn`` and ``replay`` know torch."""
 
 from hdet.schedules.drawn import DrawnShape
-from hdet.schedules.replay import FoundSchedule, replay
+from hdet.schedules.replay import Descent, FoundSchedule, replay
 from hdet.schedules.shapes import SHAPES, Shape, WarmStableDecay
 from hdet.schedules.windows import Every, Windows
 
-__all__ = ["SHAPES", "DrawnShape", "Every", "FoundSchedule", "Shape", "WarmStableDecay", "Windows", "replay"]
+__all__ = [
+    "SHAPES",
+    "Descent",
+    "DrawnShape",
+    "Every",
+    "FoundSchedule",
+    "Shape",
+    "WarmStableDecay",
+    "Windows",
+    "replay",
+]

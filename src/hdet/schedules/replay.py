@@ -1,87 +1,233 @@
-"""A schedule that was found, kept as JSON and run again by a plain ``LambdaLR``: no probe, no controller."""
+"""A schedule that was found, kept as JSON and run again by a plain ``LambdaLR``: no probe, no controller.
+
+What changed is kept, not every step: values that stay, a linear descent by its ends, and where each step has
+a value of its own (a cosine, a scheduler of torch's) eight bytes a step. Every value reads back bit for bit.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import sys
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
+from typing import Any, overload
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-__all__ = ["FoundSchedule", "replay"]
+from hdet.schedules.shapes import WarmStableDecay
 
-_FORMAT = "hdet schedule 1"
+__all__ = ["Descent", "FoundSchedule", "replay"]
+
+_FORMAT, _FIRST_FORMAT = "hdet schedule 2", "hdet schedule 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """A group's part of a linear descent: ``factor · (ratio · shape(step))``, as it is computed in training.
+
+    Args:
+        factor: what the controller found.
+        ratio: of this group to the first.
+        shape: what comes down.
+    """
+
+    factor: float
+    ratio: float
+    shape: WarmStableDecay
+
+    def __call__(self, step: int) -> float:
+        return self.factor * (self.ratio * self.shape(step))
+
+
+@dataclass(slots=True)
+class _Stays:
+    """One value for so many steps."""
+
+    count: int
+    lr: float
+
+    def at(self, k: int) -> float:
+        return self.lr
+
+    def to_json(self) -> Any:
+        return [self.count, self.lr]
+
+
+@dataclass(slots=True)
+class _Falls:
+    """A descent from the step ``first`` on."""
+
+    count: int
+    first: int
+    descent: Descent
+
+    def at(self, k: int) -> float:
+        return self.descent(self.first + k)
+
+    def to_json(self) -> Any:
+        shape = list(astuple(self.descent.shape))
+        return {
+            "count": self.count,
+            "first": self.first,
+            "descent": [self.descent.factor, self.descent.ratio, *shape],
+        }
+
+
+@dataclass(slots=True)
+class _Varies:
+    """A value for every step."""
+
+    lrs: array[float]
+
+    @property
+    def count(self) -> int:
+        return len(self.lrs)
+
+    def at(self, k: int) -> float:
+        return self.lrs[k]
+
+    def to_json(self) -> Any:
+        little = self.lrs[:]
+        if sys.byteorder == "big":
+            little.byteswap()
+        return {"doubles": base64.b64encode(little.tobytes()).decode("ascii")}
+
+
+_Piece = _Stays | _Falls | _Varies
 
 
 class FoundSchedule:
-    """The learning rate of every step and group, as runs of equal values."""
+    """The learning rate of every step and group, in pieces."""
 
     def __init__(self, groups: int) -> None:
-        self._runs: list[list[tuple[int, float]]] = [[] for _ in range(groups)]
+        self._groups: list[list[_Piece]] = [[] for _ in range(groups)]
+        #: How many steps are known.
+        self.steps = 0
 
-    def add(self, lrs: Sequence[float]) -> None:
-        """The values of one more step."""
-        for runs, lr in zip(self._runs, lrs, strict=True):
-            if runs and runs[-1][1] == lr:
-                runs[-1] = (runs[-1][0] + 1, lr)
-            else:
-                runs.append((1, lr))
-
-    @property
-    def steps(self) -> int:
-        """How many steps are known."""
-        return sum(count for count, _ in self._runs[0]) if self._runs else 0
+    def add(self, lrs: Sequence[float], descents: Sequence[Descent] | None = None) -> None:
+        """The values of one more step; where a schedule comes down, of which descent each should be a part.
+        One that is not is kept as it is."""
+        for i, (pieces, lr) in enumerate(zip(self._groups, lrs, strict=True)):
+            _add(pieces, self.steps, lr, None if descents is None else descents[i])
+        self.steps += 1
 
     def to_json(self) -> str:
         """Everything, exactly: Python writes floats so that they read back the same."""
-        return json.dumps(
-            {"format": _FORMAT, "steps": self.steps, "groups": [{"runs": r} for r in self._runs]}
-        )
+        groups = [{"pieces": [piece.to_json() for piece in pieces]} for pieces in self._groups]
+        return json.dumps({"format": _FORMAT, "steps": self.steps, "groups": groups})
 
     @classmethod
     def from_json(cls, text: str) -> FoundSchedule:
-        """What :meth:`to_json` wrote."""
+        """What :meth:`to_json` wrote, now or before there were pieces."""
         raw = json.loads(text)
-        if not isinstance(raw, dict) or raw.get("format") != _FORMAT:
-            found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
-            raise ValueError(f"replay: the file must hold a schedule of format {_FORMAT!r}, got {found!r}")
+        known = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
+        if known not in (_FORMAT, _FIRST_FORMAT):
+            raise ValueError(f"replay: the file must hold a schedule of format {_FORMAT!r}, got {known!r}")
         schedule = cls(len(raw["groups"]))
-        schedule._runs = [[(int(n), float(lr)) for n, lr in group["runs"]] for group in raw["groups"]]
+        if known == _FORMAT:
+            schedule._groups = [[_piece(saved) for saved in group["pieces"]] for group in raw["groups"]]
+            schedule.steps = raw["steps"]
+            return schedule
+        for pieces, group in zip(schedule._groups, raw["groups"], strict=True):
+            for count, lr in group["runs"]:
+                for _ in range(int(count)):
+                    _add(pieces, 0, float(lr), None)
+        schedule.steps = max((sum(p.count for p in pieces) for pieces in schedule._groups), default=0)
         return schedule
 
     def lambdas(self) -> list[Callable[[int], float]]:
         """For each group, the learning rate of a step; beyond the last one, that of the last."""
-        return [_lookup(runs) for runs in self._runs]
+        return [_lookup(pieces) for pieces in self._groups]
 
 
-def _lookup(runs: Sequence[tuple[int, float]]) -> Callable[[int], float]:
-    ends = list(accumulate(count for count, _ in runs))
-    return lambda step: runs[min(bisect_right(ends, step), len(runs) - 1)][1]
+def _add(pieces: list[_Piece], step: int, lr: float, descent: Descent | None) -> None:
+    last = pieces[-1] if pieces else None
+    if isinstance(last, _Stays) and last.lr == lr:
+        last.count += 1
+    elif descent is not None and descent(step) == lr:
+        if isinstance(last, _Falls) and last.descent == descent and last.first + last.count == step:
+            last.count += 1
+        else:
+            pieces.append(_Falls(1, step, descent))
+    elif isinstance(last, _Varies):
+        if last.lrs[-1] == lr:
+            last.lrs.pop()
+            pieces.append(_Stays(2, lr))
+        else:
+            last.lrs.append(lr)
+    elif isinstance(last, _Stays) and last.count == 1:
+        pieces[-1] = _Varies(array("d", [last.lr, lr]))
+    else:
+        pieces.append(_Stays(1, lr))
 
 
-def replay(optimizer: Optimizer, path: str | PathLike[str]) -> LambdaLR:
+def _piece(saved: Any) -> _Piece:
+    if isinstance(saved, list):
+        return _Stays(int(saved[0]), float(saved[1]))
+    if "doubles" in saved:
+        lrs = array("d", base64.b64decode(saved["doubles"]))
+        if sys.byteorder == "big":
+            lrs.byteswap()
+        return _Varies(lrs)
+    factor, ratio, *shape = saved["descent"]
+    return _Falls(saved["count"], saved["first"], Descent(factor, ratio, WarmStableDecay(*shape)))
+
+
+def _lookup(pieces: Sequence[_Piece]) -> Callable[[int], float]:
+    ends = list(accumulate(piece.count for piece in pieces))
+
+    def value(step: int) -> float:
+        i = min(bisect_right(ends, step), len(pieces) - 1)
+        piece = pieces[i]
+        return piece.at(min(step - (ends[i] - piece.count), piece.count - 1))
+
+    return value
+
+
+@overload
+def replay(optimizer: Optimizer, path: str | PathLike[str]) -> LambdaLR: ...
+
+
+@overload
+def replay(optimizer: Sequence[Optimizer], path: str | PathLike[str]) -> list[LambdaLR]: ...
+
+
+def replay(
+    optimizer: Optimizer | Sequence[Optimizer], path: str | PathLike[str]
+) -> LambdaLR | list[LambdaLR]:
     """A plain ``LambdaLR`` that gives every step the learning rate which :meth:`AutoLR.export` wrote down.
 
-    The optimizer's own learning rates are set to 1, so that the file's values are used to the last bit.
+    The optimizer's own learning rates are set to 1, so that the file's values are used to the last bit. Of
+    several optimizers, in the order in which AutoLR had them, one ``LambdaLR`` for each: step all of them.
     """
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     schedule = FoundSchedule.from_json(Path(path).read_text(encoding="utf-8"))
     lambdas = schedule.lambdas()
     if not schedule.steps:
         raise ValueError(f"replay: the schedule must hold at least one step, got none in {str(path)!r}")
-    if len(lambdas) != len(optimizer.param_groups):
+    groups = [group for one in optimizers for group in one.param_groups]
+    if len(lambdas) != len(groups):
         raise ValueError(
             f"replay: the optimizer must have as many parameter groups as the schedule, {len(lambdas)}, got "
-            f"{len(optimizer.param_groups)}"
+            f"{len(groups)}; where AutoLR had several optimizers, give them all, in the same order"
         )
-    for group in optimizer.param_groups:
+    for group in groups:
         group.pop("initial_lr", None)
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(1.0)
         else:
             group["lr"] = 1.0
-    return LambdaLR(optimizer, lambdas)
+    ends = accumulate(len(one.param_groups) for one in optimizers)
+    made = [
+        LambdaLR(one, lambdas[end - len(one.param_groups) : end])
+        for one, end in zip(optimizers, ends, strict=True)
+    ]
+    return made if isinstance(optimizer, Sequence) else made[0]

@@ -25,6 +25,9 @@ from hdet.weights.window_mean import WindowMean
 
 __all__ = ["PointsTrail", "Trail"]
 
+#: A sketch of weights, and their norm.
+_Sketch = tuple[Tensor, float]
+
 #: A vector that begins at zero has no norm; it counts as if each of its values were this large.
 _LEAST_SIZE = 0.1
 
@@ -34,23 +37,24 @@ class Trail:
 
     Args:
         optimizer: whose trained parameters are followed.
+        groups: how many parameter groups each scope holds, whose displacement is its own; None looks at all
+            weights together.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, groups: Sequence[int] | None = None) -> None:
         self._optimizer = optimizer
+        self._sizes = groups
         self._trained: list[int] = []
         self._least: list[float] = []
         self.weights: list[Tensor] = []
-        #: Sketch and norm of p, and of m once it has been measured.
-        self._before = self._now = (torch.empty(0), 0.0)
+        #: Sketch and norm of p in each scope, and of m once it has been measured.
+        self._before: list[_Sketch] = []
+        self._now: list[_Sketch] = []
         self.follow()
-
-    def _groups(self) -> list[list[Tensor]]:
-        return trained_parameters(self._optimizer)
 
     def follow(self) -> bool:
         """Take up what is trained now; whether that has changed. If so, the weights as they stand are p."""
-        groups = self._groups()
+        groups = _merged(trained_parameters(self._optimizer), self._sizes)
         parameters = [p for group in groups for p in group]
         if [id(p) for p in parameters] == self._trained and self.weights:
             return False
@@ -66,14 +70,10 @@ class Trail:
             least.get(id(p), _usual_norm(w)) for p, w in zip(parameters, self.weights, strict=True)
         ]
         ends = list(accumulate(len(group) for group in groups))
-        self._parts = [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
+        #: The weights that have a displacement of their own.
+        self.scopes = [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
         self.stand()
         return True
-
-    @property
-    def scopes(self) -> list[slice]:
-        """The weights that are judged by themselves: here all of them together."""
-        return [slice(0, len(self.weights))]
 
     def start(self) -> None:
         """The weights as they stand are what the first window is compared with."""
@@ -82,16 +82,18 @@ class Trail:
 
     def stand(self) -> None:
         """The weights as they stand become p."""
-        if self.weights:
-            self._before = self._sketched(self.weights)
+        self._before = self._sketched(self.weights)
 
     def keep(self, scope: int) -> None:
         """m becomes p."""
-        self._before = self._now
+        self._before[scope] = self._now[scope]
 
-    def _sketched(self, weights: Sequence[Tensor]) -> tuple[Tensor, float]:
-        now = [weight.detach() for weight in weights]
-        return sketch(now), float(get_total_norm(now))
+    def _sketched(self, weights: Sequence[Tensor]) -> list[_Sketch]:
+        now = [[weight.detach() for weight in weights[scope]] for scope in self.scopes]
+        # Of a scope of which nothing is trained there is nothing to see.
+        return [
+            (sketch(part), float(get_total_norm(part))) if part else (torch.zeros(1), 0.0) for part in now
+        ]
 
     @contextmanager
     def at_mean(self) -> Iterator[None]:
@@ -105,9 +107,10 @@ class Trail:
     def displacements(self) -> list[float]:
         """‖m − p‖ / ‖p‖ of each scope. Waits for the device."""
         self._now = self._sketched(self.mean.tensors)
-        before, norm = self._before
-        moved = float(torch.linalg.vector_norm(self._now[0] - before.to(self._now[0].device)))
-        return [moved / self._size(norm, self.scopes[0])]
+        return [
+            float(torch.linalg.vector_norm(now - before)) / self._size(norm, scope)
+            for scope, (now, _), (before, norm) in zip(self.scopes, self._now, self._before, strict=True)
+        ]
 
     def _size(self, norm: float, scope: slice) -> float:
         # What began at zero counts with the size that it is usually given.
@@ -119,20 +122,21 @@ class Trail:
 
     def bytes(self) -> int:
         """What the copies take."""
-        return _bytes(self.mean.tensors) + _bytes([self._before[0], self._now[0]])
+        return _bytes(self.mean.tensors) + _bytes([seen for seen, _ in (*self._before, *self._now)])
 
     def state_dict(self) -> dict[str, Any]:
         """The tensors without which a window in progress could not go on bit for bit; they are not copied."""
-        before, norm = self._before
-        return {"mean": self.mean.state_dict(), "before": [before, norm], "least": list(self._least)}
+        before = [[seen, norm] for seen, norm in self._before]
+        return {"mean": self.mean.state_dict(), "before": before, "least": list(self._least)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""
         self.mean.load_state_dict(state["mean"])
         self._least = list(state["least"])
         if "before" in state:
-            before, norm = state["before"]
-            self._before = (before.to(self.mean.tensors[0].device, copy=True), float(norm))
+            here = [seen.device for seen, _ in self._before]
+            saved = zip(state["before"], here, strict=True)
+            self._before = [(seen.to(device, copy=True), float(norm)) for (seen, norm), device in saved]
         else:  # saved when p was kept whole
             self._before = self._sketched(state["previous"])
 
@@ -143,22 +147,25 @@ class PointsTrail(Trail):
     Args:
         optimizer: whose trained parameters are followed.
         replicas: with whom the mean is shared where ``diverges``.
-        groups: how many parameter groups are looked at one by one; None looks at all weights together.
+        groups: as for a :class:`Trail`.
+        apart: whether each scope has points of its own.
         diverges: whether the replicas' weights differ within a window.
     """
 
     def __init__(
-        self, optimizer: Optimizer, replicas: Replicas, *, groups: int | None, diverges: bool
+        self,
+        optimizer: Optimizer,
+        replicas: Replicas,
+        groups: Sequence[int] | None = None,
+        apart: bool = False,
+        *,
+        diverges: bool,
     ) -> None:
         self._replicas = replicas
-        self._one_by_one = groups
-        self._diverges = diverges
+        self._apart, self._diverges = apart, diverges
         self._average: Mean | None = None
         self.previous: list[Tensor] = []
-        super().__init__(optimizer)
-
-    def _groups(self) -> list[list[Tensor]]:
-        return super()._groups()[: self._one_by_one]
+        super().__init__(optimizer, groups)
 
     def follow(self) -> bool:
         before = dict(zip(self._trained, self.previous, strict=True))
@@ -173,10 +180,6 @@ class PointsTrail(Trail):
         ]
         self._average = self._replicas.plan_mean(self.mean.tensors) if self._diverges else None
         return True
-
-    @property
-    def scopes(self) -> list[slice]:
-        return super().scopes if self._one_by_one is None else self._parts
 
     def stand(self) -> None:
         if self.previous:
@@ -203,10 +206,10 @@ class PointsTrail(Trail):
             self.go(self.end)
 
     def points(self) -> list[Sequence[Tensor]]:
-        """m, then p and e: of all weights, or of one group with the others at m."""
+        """m, then p and e: of all weights, or of one scope with the others at m."""
         mean = self.mean.tensors
         points: list[Sequence[Tensor]] = [mean]
-        for scope in self.scopes:
+        for scope in self.scopes if self._apart else [slice(0, len(mean))]:
             points += [
                 [*mean[: scope.start], *other[scope], *mean[scope.stop :]]
                 for other in (self.previous, self.end)
@@ -248,6 +251,14 @@ class PointsTrail(Trail):
         self._least = list(state["least"])
         for mine, saved in zip(self.previous, state["previous"], strict=True):
             mine.copy_(saved)
+
+
+def _merged(groups: list[list[Tensor]], sizes: Sequence[int] | None) -> list[list[Tensor]]:
+    """The parameters of each scope; without sizes, those of all groups, also of ones that were added late."""
+    if sizes is None:
+        return [[p for group in groups for p in group]]
+    ends = list(accumulate(sizes))
+    return [[p for g in groups[end - n : end] for p in g] for end, n in zip(ends, sizes, strict=True)]
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

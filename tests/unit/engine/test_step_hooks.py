@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hdet
-from tests.fakes import Faster
+from tests.fakes import Alike, Faster
 
 
 @pytest.mark.parametrize("kind", ["float", "tensor", "one tensor for both groups"])
@@ -64,3 +64,18 @@ def test_detach_leaves_a_plain_optimizer() -> None:
     weight.grad = torch.ones(2)
     optimizer.step()
     assert torch.allclose(weight, torch.full((2,), 0.9))
+
+
+def test_too_few_calls_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Rounds are counted in optimizer steps; a plain schedule may be stepped once an epoch."""
+    for spread, times in ((0.5, 1), (0.0, 0)):
+        caplog.clear()
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=spread)], replicas=Alike(rank=0))
+        for _ in range(3):
+            optimizer.step()
+            optimizer.step()
+            ensemble.step()
+        said = [r.message for r in caplog.records if "must be called once after every" in r.message]
+        assert len(said) == times
+        assert all(message.startswith("Ensemble: step: must be") and "got 2" in message for message in said)

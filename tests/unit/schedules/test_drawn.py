@@ -41,3 +41,9 @@ def test_it_is_taken_up_where_it_was() -> None:
     second.load_state_dict(first.state_dict())
     second.step()
     assert again.param_groups[1]["lr"] == 0.0
+
+
+def test_of_several_optimizers_the_ratios_within_each_count() -> None:
+    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (10.0, 0.1, 0.3)]
+    trained = torch.optim.SGD(groups)
+    assert DrawnShape(trained, WarmStableDecay(4, 2), sizes=(1, 2)).ratios == pytest.approx([1.0, 1.0, 3.0])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hdet
-from hdet.schedules.replay import FoundSchedule
+from hdet.schedules.replay import Descent, FoundSchedule
+from hdet.schedules.shapes import Cosine, WarmStableDecay
 
 
 def weights(groups: int = 1) -> torch.optim.Optimizer:
@@ -51,16 +52,82 @@ def test_equal_steps_are_kept_as_one() -> None:
     schedule = FoundSchedule(1)
     for _ in range(1000):
         schedule.add([0.1])
-    assert json.loads(schedule.to_json())["groups"] == [{"runs": [[1000, 0.1]]}]
+    assert json.loads(schedule.to_json())["groups"] == [{"pieces": [[1000, 0.1]]}]
+
+
+def lrs_of(schedule: FoundSchedule) -> list[float]:
+    (value,) = schedule.lambdas()
+    return [value(step) for step in range(schedule.steps)]
+
+
+def test_a_descent_takes_no_more_room_the_longer_it_is() -> None:
+    """A file of a hundred thousand steps down is as small as one of a hundred, and says the same values."""
+    sizes = []
+    for steps in (100, 100_000):
+        schedule, shape = FoundSchedule(1), WarmStableDecay(2 * steps, steps)
+        descent = Descent(0.0123, 0.3, shape)
+        lrs = [0.0123 * (0.3 * shape(step)) for step in range(2 * steps)]
+        for step, lr in enumerate(lrs):
+            schedule.add([lr], [descent] if step >= steps else None)
+        again = FoundSchedule.from_json(schedule.to_json())
+        assert lrs_of(again) == lrs
+        sizes.append(len(schedule.to_json()))
+    assert sizes[1] < sizes[0] + 60
+
+
+def test_a_value_that_is_none_of_the_descent_is_kept_as_it_is() -> None:
+    """Somebody else wrote it."""
+    schedule, shape = FoundSchedule(1), WarmStableDecay(20, 10)
+    lrs = [shape(step) for step in range(20)]
+    lrs[13], lrs[14] = 0.7, 0.1
+    for step, lr in enumerate(lrs):
+        schedule.add([lr], [Descent(1.0, 1.0, shape)] if step >= 10 else None)
+    assert lrs_of(FoundSchedule.from_json(schedule.to_json())) == lrs
+
+
+def test_a_curve_takes_eight_bytes_a_step() -> None:
+    """In JSON a third more; text took 28. Where it stays for a while, nothing."""
+    schedule, shape = FoundSchedule(1), Cosine(3000)
+    lrs = [0.01 * shape(step) for step in range(3000)] + [0.5] * 5000 + [0.1, 0.2, 0.2]
+    for lr in lrs:
+        schedule.add([lr])
+    assert lrs_of(FoundSchedule.from_json(schedule.to_json())) == lrs
+    assert len(schedule.to_json()) < 11 * 3000 + 300
+
+
+def test_a_schedule_that_was_written_before_is_read() -> None:
+    runs = [[3, 0.1], [1, 0.2], [1, 0.3], [1, 0.4], [2, 0.0]]
+    text = json.dumps(
+        {"format": "hdet schedule 1", "steps": 8, "groups": [{"runs": runs}, {"runs": [[8, 1]]}]}
+    )
+    schedule = FoundSchedule.from_json(text)
+    assert schedule.steps == 8
+    first, second = schedule.lambdas()
+    assert [first(k) for k in range(9)] == [0.1, 0.1, 0.1, 0.2, 0.3, 0.4, 0.0, 0.0, 0.0]
+    assert second(7) == 1.0
+    schedule.add([0.0, 1.0])
+    assert FoundSchedule.from_json(schedule.to_json()).lambdas()[0](5) == 0.4
+
+
+def test_several_optimizers_have_a_scheduler_each(tmp_path: Any) -> None:
+    schedule = FoundSchedule(3)
+    schedule.add([0.1, 0.2, 0.3])
+    path = tmp_path / "schedule.json"
+    path.write_text(schedule.to_json())
+    optimizers = [weights(1), weights(2)]
+    assert len(hdet.replay(optimizers, path)) == 2
+    assert [group["lr"] for one in optimizers for group in one.param_groups] == [0.1, 0.2, 0.3]
+    with pytest.raises(ValueError, match=r"3, got 2; where AutoLR had several optimizers, give them all"):
+        hdet.replay(optimizers[1], path)
 
 
 def test_what_cannot_be_replayed(tmp_path: Any) -> None:
     path = tmp_path / "schedule.json"
     path.write_text('{"format": "something else"}')
-    with pytest.raises(ValueError, match=r"format 'hdet schedule 1', got 'something else'"):
+    with pytest.raises(ValueError, match=r"format 'hdet schedule 2', got 'something else'"):
         hdet.replay(weights(), path)
     path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match=r"format 'hdet schedule 1', got 'list'"):
+    with pytest.raises(ValueError, match=r"format 'hdet schedule 2', got 'list'"):
         hdet.replay(weights(), path)
     schedule = FoundSchedule(2)
     path.write_text(schedule.to_json())

@@ -1,0 +1,151 @@
+"""What AutoLR is given: refused where it cannot work, and doubted where it hardly can."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hdet.controllers import HorizonController
+from hdet.engine.agreement import check_sync_every
+from hdet.engine.optimizers import JointOptimizer, parts_of, unwrapped
+from hdet.hyperparameters import LearningRate
+from hdet.probes import Probe
+from hdet.replicas.stacked.optimizer import StackedOptimizer
+from hdet.schedules import SHAPES
+
+__all__ = ["LEAST_STEPS", "check", "doubt", "take_optimizers"]
+
+logger = logging.getLogger("hdet")
+
+#: Fewer steps than this hold too few windows for any decision.
+LEAST_STEPS = 40
+
+
+def take_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
+    """Torch's own optimizer, or several as one."""
+    if not isinstance(optimizer, (list, tuple)):
+        return unwrapped("AutoLR", optimizer)
+    parts = [unwrapped("AutoLR", part) for part in optimizer]
+    if not parts or len({id(part) for part in parts}) < len(parts):
+        raise ValueError(f"AutoLR: optimizer must be one, or a list of different ones, got {len(parts)}")
+    if len(parts) > 1 and any(isinstance(part, StackedOptimizer) for part in parts):
+        raise TypeError("AutoLR: several optimizers must train one model, got replicas that are stacked")
+    return parts[0] if len(parts) == 1 else JointOptimizer("AutoLR", parts)
+
+
+def check(
+    optimizer: Optimizer,
+    probe: object,
+    total_steps: object,
+    schedule: object,
+    controller: object,
+    sync_every: int | None,
+    scope: object,
+    spread: float,
+    snapshot: object,
+    keep: object,
+    patience: object,
+) -> None:
+    """Raise TypeError or ValueError for what cannot work."""
+    if not isinstance(probe, Probe):
+        raise TypeError(
+            f"AutoLR: probe must be a hdet.Probe, got {type(probe).__name__}; hdet.Probe(loss_fn, batches, "
+            "model=model) makes one"
+        )
+    _check_optimizer(optimizer)
+    if total_steps is not None and (not isinstance(total_steps, int) or total_steps < LEAST_STEPS):
+        raise ValueError(
+            f"AutoLR: total_steps must be an integer of at least {LEAST_STEPS}, or None to run open-ended, "
+            f"got {total_steps!r}"
+        )
+    _check_schedule(optimizer, schedule, total_steps)
+    if controller is not None and not isinstance(controller, HorizonController):
+        raise TypeError(
+            f"AutoLR: controller must be a hdet.HorizonController, got {type(controller).__name__}"
+        )
+    if sync_every is not None:
+        check_sync_every("AutoLR", sync_every)
+    if scope not in ("together", "each"):
+        raise ValueError(f"AutoLR: scope must be 'together' or 'each', got {scope!r}")
+    for name, where in (("snapshot", snapshot), ("keep", keep)):
+        if where not in ("device", "host", "off"):
+            raise ValueError(f"AutoLR: {name} must be 'device', 'host' or 'off', got {where!r}")
+    if patience is not None and (not isinstance(patience, int) or patience < 1):
+        raise ValueError(f"AutoLR: patience must be an integer of at least 1, or None, got {patience!r}")
+    LearningRate(spread=spread)
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    for part in parts_of(optimizer):
+        if any(kind.__name__ == "LBFGS" for kind in type(part).__mro__):
+            raise TypeError(
+                "AutoLR: optimizer must take one step on one gradient, got LBFGS, whose step evaluates a "
+                "closure many times, on one batch, and has no rate for AutoLR to judge; use it without "
+                "AutoLR, with line_search_fn='strong_wolfe', or another optimizer, such as AdamW"
+            )
+    for i, group in enumerate(optimizer.param_groups):
+        lr = float(group["lr"])
+        if not (math.isfinite(lr) and lr > 0):
+            raise ValueError(
+                f"AutoLR: the groups' lr must be finite and > 0, for their ratios are kept, got {lr} in "
+                f"group {i}; give another (a schedule may not begin at zero), or freeze it"
+            )
+
+
+def _check_schedule(optimizer: Optimizer, schedule: object, total_steps: object) -> None:
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError("AutoLR: schedule must step without a metric, got ReduceLROnPlateau; use 'wsd'")
+    if not isinstance(schedule, LRScheduler):
+        if not isinstance(schedule, str) or schedule not in SHAPES:
+            raise ValueError(
+                f"AutoLR: schedule must be one of {', '.join(map(repr, SHAPES))} or a torch LRScheduler, "
+                f"got {schedule!r}"
+            )
+        if total_steps is None and schedule != "wsd":
+            raise ValueError(f"AutoLR: schedule={schedule!r} needs total_steps; only 'wsd' runs open-ended")
+    elif hasattr(schedule, "finish_"):
+        raise TypeError("AutoLR: schedule must be a shape for AutoLR to scale, got an AutoLR; use 'wsd'")
+    elif isinstance(optimizer, JointOptimizer):
+        raise TypeError(
+            f"AutoLR: schedule must be a name where there are several optimizers, got a "
+            f"{type(schedule).__name__}, which writes the learning rates of one of them alone; use "
+            f"{', '.join(map(repr, SHAPES))}"
+        )
+    elif unwrapped("AutoLR", schedule.optimizer) is not optimizer:
+        raise ValueError("AutoLR: schedule must be a scheduler of this optimizer, got one of another")
+
+
+def doubt(optimizer: Optimizer, probe: Probe) -> list[str]:
+    """What a user should know before training begins."""
+    said = [
+        f"optimizer {type(part).__name__} brings a learning rate of its own ({sign}): AutoLR moves a factor "
+        "on it while it moves itself, and neither knows of the other; use a plain optimizer, such as AdamW, "
+        "or leave AutoLR away"
+        for part in parts_of(optimizer)
+        if (sign := _own_rate(part))
+    ]
+    if probe.choosing == 1:
+        only = probe.holds == 1
+        said.append(
+            f"the probe has {'one batch' if only else 'one batch to choose by'}: decisions have no standard "
+            f"error{', and there is no honest estimate of what finish_ hands over' if only else ''}; give "
+            "Probe 8 batches or more"
+        )
+    return said
+
+
+def _own_rate(optimizer: Optimizer) -> str:
+    """By what signs an optimizer that finds its own learning rate is known; nothing is imported for it."""
+    for key in ("d", "d_coef", "d0"):  # Prodigy, D-Adaptation
+        if any(key in group for group in optimizer.param_groups):
+            return f"its groups hold {key!r}"
+    if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
+        return "it averages its own iterates, by train() and eval()"  # Schedule-Free
+    mechanic = any(kind.__name__.startswith("Mechani") for kind in type(optimizer).__mro__)
+    if mechanic or "_mechanic" in optimizer.state:
+        return "it is a Mechanic"
+    return ""
