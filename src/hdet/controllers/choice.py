@@ -2,10 +2,10 @@
 
 Candidates are compared batch by batch on the same samples, so most of their noise cancels. The one with the
 lowest mean loss is the measure; kept is the *latest* that lies within one standard error of the difference
-from it, and the end of the run if it lies within one and a half. So what is clearly worse is never kept,
-drift cannot carry the choice away from the lowest, and of two that cannot be told apart the one that was
-trained for longer wins: a classifier that has hardly moved can have a low loss by luck. No torch, no I/O;
-float64.
+from it and gives back no more than a fiftieth of what was gained, and the end of the run if it lies within
+one and a half errors. So what is clearly worse is never kept, drift cannot carry the choice away from the
+lowest, nor can few batches that disagree, and of two that cannot be told apart the one that was trained for
+longer wins: a classifier that has hardly moved can have a low loss by luck. No torch, no I/O; float64.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 __all__ = ["Candidate", "Choice", "mean_of", "standard_error"]
+
+#: Of what was gained since the first candidate, a later one may give back this share.
+_GIVEN_BACK = 0.02
 
 Kind = Literal["start", "mean", "iterate", "end"]
 
@@ -46,7 +49,8 @@ class Choice:
     """What has been seen so far.
 
     Args:
-        lowest: the candidate with the lowest mean loss.
+        first: the first candidate.
+        lowest: the one with the lowest mean loss.
         kept: the one to hand over.
         improved: the last one that was better than the one here before it by more than the error.
         behind: how many in a row were clearly worse than the lowest.
@@ -61,6 +65,7 @@ class Choice:
     (False, 20, 20)
     """
 
+    first: Candidate | None = None
     lowest: Candidate | None = None
     kept: Candidate | None = None
     improved: Candidate | None = None
@@ -72,8 +77,8 @@ class Choice:
     def from_dict(cls, saved: Mapping[str, Any]) -> Choice:
         """What :func:`dataclasses.asdict` made of one."""
         values = dict(saved)
-        for name in ("lowest", "kept", "improved"):
-            if values[name] is not None:
+        for name in ("first", "lowest", "kept", "improved"):
+            if values.get(name) is not None:
                 values[name] = Candidate(**{**values[name], "losses": tuple(values[name]["losses"])})
         return cls(**values)
 
@@ -87,7 +92,7 @@ class Choice:
         if not math.isfinite(new.loss):
             return replace(self, behind=self.behind + 1), False
         if self.lowest is None or self.improved is None:
-            return replace(self, lowest=new, kept=new, improved=new, behind=0), True
+            return replace(self, first=new, lowest=new, kept=new, improved=new, behind=0), True
         after = self
         difference, error = _compared(new, self.improved)
         if difference < -self.significance * error:
@@ -95,7 +100,11 @@ class Choice:
         difference, error = _compared(new, self.lowest)
         if difference > (self.at_the_end if new.kind == "end" else self.significance) * error:
             return replace(after, behind=self.behind + 1), False
-        return replace(after, behind=0, kept=new, lowest=new if difference < 0 else self.lowest), True
+        if difference < 0:
+            return replace(after, behind=0, kept=new, lowest=new), True
+        gained = math.inf if self.first is None else self.first.loss - self.lowest.loss
+        keep = new.kind == "end" or difference <= _GIVEN_BACK * gained
+        return replace(after, behind=0, kept=new if keep else self.kept), keep
 
 
 def _compared(new: Candidate, old: Candidate) -> tuple[float, float]:

@@ -157,8 +157,9 @@ class Policy(ABC):
     def before_step(self) -> None:  # noqa: B027 — most look at the weights at syncs alone
         """The optimizer is about to step."""
 
-    def after_step(self) -> None:  # noqa: B027
-        """It has. Must not wait for the device."""
+    def after_step(self) -> bool:
+        """It has; whether the window has to end here. Must not wait for the device."""
+        return False
 
     # ------------------------------------------------------------------ at a sync
 

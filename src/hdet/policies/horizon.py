@@ -36,6 +36,7 @@ from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
 from hdet.replicas import local
 from hdet.schedules import Windows
+from hdet.weights.alarm import Alarm
 from hdet.weights.room import Where
 from hdet.weights.trail import PointsTrail, Trail
 from hdet.weights.way_back import WayBack
@@ -88,6 +89,7 @@ class Horizon(Policy):
         self._scope, self._parts, self._patience = scope, parts, patience
         self._where, self._keep = snapshot, keep
         self._states: list[HorizonState] = []
+        self._alarm: Alarm | None = None
 
     def facts(self) -> dict[str, str]:
         return {
@@ -183,6 +185,9 @@ class Horizon(Policy):
                 if self._points is None:  # the weights of now are p
                     self._previous_middle = [float(self._clock.began) for _ in self._states]
             self._trail.mean.begin(self._clock.length)
+            # Several ranks could disagree by a step, and wait for each other: they look at its end.
+            alone = self._points is None and self._context.replicas.size == 1
+            self._alarm = self._trail.alarm(self._clock.length) if alone else None
         if self._fresh:
             self._trail.start()
             if self.incumbent.keeper.choice.kept is None:
@@ -191,10 +196,16 @@ class Horizon(Policy):
         if self.window_end is not None:
             self._way_back.begin_window()
 
-    def after_step(self) -> None:
-        """An iterate more. Waits for nothing."""
-        if self.window_end is not None:
-            self._trail.mean.add()
+    def after_step(self) -> bool:
+        """An iterate more. Weights that were lost end the window at once."""
+        if self.window_end is None:
+            return False
+        self._trail.mean.add()
+        left = self._trail.mean.left
+        if left <= 0 or self._alarm is None or not self._alarm.rings():
+            return False
+        self.window_end = self._clock.end = self.window_end - left
+        return True
 
     def judges(self, step: int) -> bool:
         return self.window_end is not None and step >= self.window_end

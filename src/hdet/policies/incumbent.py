@@ -16,7 +16,7 @@ from hdet.policies.useless_probe import average
 __all__ = ["Incumbent"]
 
 #: So many windows in a row clearly worse than the best, or without an improvement, lead back to the best.
-_BEHIND, _IDLE = 2, 8
+_BEHIND, _IDLE = 2, 3
 #: Where so many times the steps that led to the best are left, there is time to begin anew instead.
 _ANEW = 1.5
 #: A search is young for this share of its steps; where nobody knows how many they are, for so many.

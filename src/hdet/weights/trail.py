@@ -19,6 +19,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from hdet.replicas import Mean, Replicas, local
+from hdet.weights.alarm import Alarm
 from hdet.weights.parameters import trained_parameters
 from hdet.weights.sketch import sketch
 from hdet.weights.window_mean import WindowMean
@@ -115,6 +116,11 @@ class Trail:
     def _size(self, norm: float, scope: slice) -> float:
         # What began at zero counts with the size that it is usually given.
         return max(math.hypot(norm, *self._least[scope]), math.ulp(0.0))
+
+    def alarm(self, steps: int) -> Alarm:
+        """For a window of so many steps."""
+        size = math.hypot(*self._least, *(norm for _, norm in self._before))
+        return Alarm(self.weights, max(size, math.ulp(0.0)), steps)
 
     def is_finite(self) -> bool:
         """Whether the weights are. Waits for the device."""

@@ -39,6 +39,11 @@ class WindowMean:
         self.count = 0
         self._look()
 
+    @property
+    def left(self) -> int:
+        """Steps to the window's end."""
+        return self._left
+
     def _look(self) -> None:
         # Views without a graph, made once a window: a list of fifty takes longer than averaging them.
         self._seen = [weight.detach() for weight in self._weights]
