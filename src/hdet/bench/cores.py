@@ -25,6 +25,8 @@ class _OfReplicas(Protocol):
     def replicas(self) -> int:
         """How many processes it takes."""
 
+    def __hash__(self) -> int: ...
+
 
 _Run = TypeVar("_Run", bound=_OfReplicas)
 

@@ -36,7 +36,16 @@ from hdet.best_mean import BestMean
 from hdet.one_cycle import OneCycleAutoLR
 from hdet.probes.probe import Probe
 
-__all__ = ["RANKS", "execute", "execute_published", "failure", "prepare", "wsd"]
+__all__ = [
+    "RANKS",
+    "execute",
+    "execute_published",
+    "failure",
+    "prepare",
+    "torch_optimizer",
+    "workload_of",
+    "wsd",
+]
 
 #: Processes of the published controller.
 RANKS = 4
@@ -86,7 +95,7 @@ def execute(run: Run) -> Row:
 def _execute(run: Run) -> Row:
     if torch.device(run.device).type == "cuda":
         torch.cuda.manual_seed(run.seed)  # dropout is drawn there
-    workload = _workload(run)
+    workload = workload_of(run)
     model = workload.build(run.seed)
     start = _losses(workload, model)
     model.train()
@@ -140,7 +149,8 @@ def _made(name: str, scale: str, device: str) -> Workload:
     return WORKLOADS[name](scale, device)
 
 
-def _workload(run: Run) -> Workload:
+def workload_of(run: Run) -> Workload:
+    """The task of a run, made once in every process."""
     workload = _made(run.workload, run.scale, run.device)
     return workload if run.steps is None else replace(workload, steps=run.steps)
 
@@ -185,9 +195,10 @@ def _with_wsd(optimizer: Any, workload: Workload) -> LRScheduler:
     return LambdaLR(optimizer, lambda step: wsd(step, workload.steps))
 
 
-def _torch_optimizer(
+def torch_optimizer(
     run: Run, model: nn.Module, lr: float, wrap: Callable[[Any], Any] = lambda kind: kind
 ) -> Any:
+    """Momentum 0.9 everywhere, and AdamW's own weight decay; ``wrap`` makes another kind of it."""
     if run.optimizer == "adamw":
         return wrap(AdamW)(model.parameters(), lr=lr, weight_decay=_WEIGHT_DECAY, fused=True)
     return wrap(SGD)(model.parameters(), lr=lr, momentum=_MOMENTUM, fused=True)
@@ -201,7 +212,7 @@ def _group(optimizer: Optimizer, *names: str) -> float:
 def _scheduled(run: Run, workload: Workload, model: nn.Module) -> _Trainer:
     """A plain schedule at a given learning rate: the arms of the sweep, and torch's default."""
     assert run.lr is not None
-    optimizer = _torch_optimizer(run, model, run.lr)
+    optimizer = torch_optimizer(run, model, run.lr)
     scheduler = (
         OneCycleLR(optimizer, run.lr, workload.steps, cycle_momentum=False)
         if run.schedule == "onecycle"
@@ -212,7 +223,7 @@ def _scheduled(run: Run, workload: Workload, model: nn.Module) -> _Trainer:
 
 def _autolr(run: Run, workload: Workload, model: nn.Module) -> _Trainer:
     """No learning rate; or a misleading one, which the optimizer is built with and which must not matter."""
-    optimizer = _torch_optimizer(run, model, DEFAULT_LR if run.lr is None else run.lr)
+    optimizer = torch_optimizer(run, model, DEFAULT_LR if run.lr is None else run.lr)
     auto = AutoLR(optimizer, total_steps=workload.steps, probe=_probe(run, workload, model))
     return _Trainer(
         optimizer,
@@ -280,7 +291,7 @@ def _schedule_free(run: Run, workload: Workload, model: nn.Module) -> _Trainer:
 
 def _mechanic(run: Run, workload: Workload, model: nn.Module) -> _Trainer:
     """Around torch's optimizer at a learning rate of 1, as its README says, under the schedule."""
-    optimizer = _torch_optimizer(run, model, 1.0, _peer("mechanic_pytorch").mechanize)
+    optimizer = torch_optimizer(run, model, 1.0, _peer("mechanic_pytorch").mechanize)
     scheduler = _with_wsd(optimizer, workload)
 
     def lr() -> float:
@@ -326,12 +337,12 @@ class _ByNumber:
 def execute_published(rank: int, run: Run) -> Row | None:
     """One of :data:`RANKS` processes, each with its part of every batch; rank 0 has the result."""
     prepare(run.device)
-    workload = _workload(run)
+    workload = workload_of(run)
     model = workload.build(run.seed)
     start = _losses(workload, model)
     parallel = DistributedDataParallel(model.train())
     assert run.lr is not None
-    optimizer = _torch_optimizer(run, parallel, run.lr)
+    optimizer = torch_optimizer(run, parallel, run.lr)
     scheduler = OneCycleAutoLR(
         optimizer,
         run.lr,

@@ -32,7 +32,7 @@ ARMS = {
     "mechanic": "wsd",
 }
 #: Exponents of √10.
-_STARTS = {"adamw": (-6, -5, -4, -3, -2), "sgd": (-4, -3, -2, -1, 0)}
+STARTS = {"adamw": (-6, -5, -4, -3, -2), "sgd": (-4, -3, -2, -1, 0)}
 #: A regret, as a share.
 _FAR = 0.1
 _MISLED = ("1e-8", "1e-4", "1", "10")
@@ -67,7 +67,7 @@ class Plan:
     arms: tuple[str, ...] = tuple(ARMS)
     misled: tuple[str, ...] = _MISLED
     schedules: tuple[str, ...] = SCHEDULES
-    starts: Mapping[str, Sequence[int]] = field(default_factory=lambda: _STARTS)
+    starts: Mapping[str, Sequence[int]] = field(default_factory=lambda: STARTS)
     extensions: int = 4
     scale: str = "cpu"
     device: str = "cpu"
