@@ -7,13 +7,14 @@ decided without any of them. Where the decision is clipped, or held whatever a b
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.controllers.choice import mean_of, standard_error
 
-__all__ = ["Noted", "NotedController", "decision_error", "without"]
+__all__ = ["Noted", "NotedController", "decision_error", "usual", "without"]
 
 #: What a window that is judged may lead to; the first ones only bring the weights to speed.
 _JUDGED = ("up", "down", "hold")
@@ -71,6 +72,22 @@ def decision_error(rule: NotedController, state: HorizonState, window: Window, r
     values = [math.log(rule.decided(state, without(window, k, ranks)).state.value) for k in range(count)]
     mean = math.fsum(values) / count
     return math.sqrt((count - 1) / count * math.fsum((value - mean) ** 2 for value in values))
+
+
+def usual(errors: Sequence[float], batches: int) -> float | None:
+    """The geometric mean of standard errors, each taken from so many batches; None where there is none.
+
+    The logarithm of a variance from few values is too low on average, by about 1/k + 1/(3k²) with k degrees
+    of freedom; that is made good, or those of many batches would look larger than they are.
+
+    >>> usual([0.1, 0.1], batches=4) / 0.1
+    1.2034...
+    """
+    positive = [error for error in errors if error > 0 and math.isfinite(error)]
+    if not positive or batches < 2:
+        return None
+    k = batches - 1
+    return statistics.geometric_mean(positive) * math.exp((1 / k + 1 / (3 * k**2)) / 2)
 
 
 def without(window: Window, batch: int, ranks: int) -> Window:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hdet.auto_lr import AutoLR
 from hdet.bench.fan_out.counterfactual import Counterfactual, CounterfactualController, CounterfactualLR
-from hdet.bench.fan_out.noise import NotedController
+from hdet.bench.fan_out.noise import NotedController, usual
 from hdet.bench.fan_out.plan import OWN, SWEEP, Run, row_of
 from hdet.bench.regret import arms as regret
 from hdet.bench.rows import Row, six_digits
@@ -141,18 +141,13 @@ def _noted(search: AutoLR | CounterfactualLR) -> Row:
     slopes = policy.slopes if isinstance(policy, Counterfactual) else []
     found: Row = {
         "windows": len(noted),
-        "progress_error": _geometric_mean([one.progress_error for one in noted]),
+        "progress_error": usual([one.progress_error for one in noted], BATCHES * controller.ranks),
         "decision_error": _root_mean_square([one.error for one in noted]),
-        "slope_error": _geometric_mean([error for _, _, error in slopes]),
+        "slope_error": _root_mean_square([error for _, _, error in slopes]),
         "slope_certainty": _root_mean_square([slope / error for _, slope, error in slopes if error > 0]),
     }
     rounded: Row = six_digits(found)
     return rounded
-
-
-def _geometric_mean(values: Sequence[float]) -> float | None:
-    positive = [value for value in values if value > 0 and math.isfinite(value)]
-    return statistics.geometric_mean(positive) if positive else None
 
 
 def _root_mean_square(values: Sequence[float]) -> float | None:

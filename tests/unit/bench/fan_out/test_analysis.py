@@ -45,6 +45,7 @@ def alone(by: float = 0.2) -> list[Row]:
 
 
 def line_of(rows: list[Row], arm: str, replicas: int) -> dict[str, Any]:
+    line: dict[str, Any]
     (line,) = (one for one in analyse(rows)["lines"] if (one["arm"], one["replicas"]) == (arm, replicas))
     return line
 

@@ -8,8 +8,9 @@ import statistics
 
 import pytest
 
-from hdet.bench.fan_out.noise import NotedController, decision_error, without
+from hdet.bench.fan_out.noise import NotedController, decision_error, usual, without
 from hdet.controllers import HorizonController, HorizonState, Window
+from hdet.controllers.choice import standard_error
 
 STATE = HorizonState(1e-3, windows=9, first_loss=4.0)
 
@@ -59,11 +60,11 @@ def test_four_times_the_batches_halve_it() -> None:
     draw = random.Random(1)
     rule = NotedController(significance=0.0)
 
-    def usual(ranks: int) -> float:
+    def rms(ranks: int) -> float:
         seen = [window([draw.gauss(1.9, 0.02) for _ in range(4 * ranks)]) for _ in range(200)]
         return math.sqrt(statistics.fmean(decision_error(rule, STATE, one, ranks) ** 2 for one in seen))
 
-    assert usual(1) / usual(4) == pytest.approx(2.0, rel=0.2)
+    assert rms(1) / rms(4) == pytest.approx(2.0, rel=0.2)
 
 
 def test_one_batch_is_left_out_everywhere_that_it_was_measured() -> None:
@@ -87,3 +88,16 @@ def test_one_batch_is_left_out_everywhere_that_it_was_measured() -> None:
 
 def test_a_single_batch_has_no_error() -> None:
     assert decision_error(NotedController(), STATE, window([1.9]), 1) == 0.0
+
+
+def test_what_few_batches_know_is_compared_with_what_many_do_without_a_bias() -> None:
+    draw = random.Random(2)
+
+    def found(batches: int) -> float | None:
+        samples = [[draw.gauss(0, 1) for _ in range(batches)] for _ in range(3000)]
+        return usual([standard_error(values) for values in samples], batches)
+
+    assert found(4) == pytest.approx(1 / 2, rel=0.03)
+    assert found(32) == pytest.approx(1 / math.sqrt(32), rel=0.03)
+    assert usual([], 4) is None
+    assert usual([0.0], 4) is None
