@@ -28,7 +28,7 @@ from hdet.bench.workloads import WORKLOADS
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["COMPARED", "recomputed", "run", "table"]
+__all__ = ["COMPARED", "cells", "markdown", "recomputed", "run", "table"]
 
 #: Small tasks without batch norm: two that are learned, one that is overfitted, one known in closed form.
 COMPARED = ("digits-mlp", "quadratic", "charlm", "sentences")
@@ -183,6 +183,28 @@ def _interval(mean: float | None, half: float | None, digits: str) -> str:
     return _number(mean, digits) + ("" if mean is None or half is None else f" ± {half:.2f}")
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The same for a document."""
+    rows = [_HEADINGS, ["---"] * len(_HEADINGS), *map(cells, result["lines"])]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    s = result["settings"]
+    notes = (
+        f"Each replica has its N-th of the batch and {s['probe_batches_per_replica']} probe batches of "
+        f"{s['samples_per_probe_batch']} samples of its own; {_seeds(result)}. Regret: 0 is the best of a "
+        "sweep of half-decades and two schedules, 100 the untrained model; intervals are over all workloads, "
+        "optimizers and seeds, those from N = 1 over pairs of runs."
+    )
+    if result["missing_runs"]:
+        notes += f" {result['missing_runs']} runs are missing."
+    said = [f"- {sentence}" for sentence in result["follows"]]
+    return "\n".join([*lines, "", " ".join([notes, *result["caveats"]]), "", *said])
+
+
+def _seeds(result: Mapping[str, Any]) -> str:
+    seeds = result["settings"]["seeds"]
+    return f"{seeds} seed{'s' if seeds > 1 else ''}"
+
+
 def table(result: dict[str, Any]) -> Group:
     """A line for each arm and N; each workload's regrets at the largest N; what follows."""
     from rich.console import Group
@@ -190,9 +212,7 @@ def table(result: dict[str, Any]) -> Group:
     from rich.table import Table
 
     missing = f"; {result['missing_runs']} runs are still missing" if result["missing_runs"] else ""
-    seeds = result["settings"]["seeds"]
-    of = f"{seeds} seed{'s' if seeds > 1 else ''}, 95 % intervals"
-    title = f"What replicas add to the search: {of}{missing}"
+    title = f"What replicas add to the search: {_seeds(result)}, 95 % intervals{missing}"
     view = Table(*_HEADINGS, title=title)
     for line in result["lines"]:
         view.add_row(*cells(line))

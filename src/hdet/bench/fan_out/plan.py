@@ -134,7 +134,7 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
     known = {run.swept: row for run, row in finished.items() if run.arm == SWEEP}
     runs = [
         Run(one.workload, one.optimizer, SWEEP, 1, 0.0, one.seed, one.lr, one.schedule, one.steps)
-        for one in sweep.planned(plan.sweep, known)
+        for one in sweep.sweep_alone(plan.sweep, known)
     ]
     runs += [
         Run(*pair, arm, size, spread, seed, steps=plan.steps)

@@ -15,7 +15,20 @@ from pathlib import Path
 
 from hdet.bench.rows import KeptRows, Row
 
-__all__ = ["OPTIMIZERS", "Plan", "Row", "Rows", "Run", "loss_of", "next_half_decade", "planned", "run_of"]
+__all__ = [
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "STARTS",
+    "Plan",
+    "Row",
+    "Rows",
+    "Run",
+    "loss_of",
+    "next_half_decade",
+    "planned",
+    "run_of",
+    "sweep_alone",
+]
 
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("wsd", "onecycle")
@@ -92,12 +105,7 @@ class Plan:
 
 def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
     """Every run the plan asks for as far as can be known by now, the most telling first."""
-    swept = [
-        _swept(plan, pair, exponent, schedule, seed=0)
-        for pair in plan.pairs
-        for exponent in _sweep_of(plan, pair, finished)
-        for schedule in plan.schedules
-    ]
+    swept = _sweeps(plan, finished)
     behind = _far_behind(swept, finished)
     runs: list[Run] = []
     for seed in range(plan.seeds):
@@ -106,6 +114,28 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
             runs += (_other(plan, pair, arm, seed) for pair in plan.pairs if _applies(arm, pair[1]))
     runs += (plan.run(pair, f"autolr@{lr}", 0, lr=float(lr)) for lr in plan.misled for pair in plan.pairs)
     return runs + [replace(run, seed=seed) for seed in range(1, plan.seeds) for run in behind]
+
+
+def sweep_alone(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
+    """The sweep and nothing else, without the other seeds of what is far behind: enough for a yardstick."""
+    swept = _sweeps(plan, finished)
+    behind = _far_behind(swept, finished)
+    return [
+        replace(run, seed=seed)
+        for seed in range(plan.seeds)
+        for run in swept
+        if seed == 0 or run not in behind
+    ]
+
+
+def _sweeps(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
+    """Every sweep as far as it has been led, of the first seed."""
+    return [
+        _swept(plan, pair, exponent, schedule, seed=0)
+        for pair in plan.pairs
+        for exponent in _sweep_of(plan, pair, finished)
+        for schedule in plan.schedules
+    ]
 
 
 def published(plan: Plan) -> list[Run]:

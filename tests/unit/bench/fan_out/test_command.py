@@ -68,6 +68,11 @@ def test_table_and_json_say_the_same(asked: list[Run]) -> None:
     for line in result["lines"]:
         assert all(cell in printed for cell in fan_out.cells(line))
     assert all(said in printed for said in result["follows"])
+    text = fan_out.markdown(result)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+    assert [line.strip("| ").split(" | ") for line in lines[2:]] == list(map(fan_out.cells, result["lines"]))
+    assert all(f"- {said}" in text for said in result["follows"])
     assert "1 runs are still missing" in printed
     assert "failed: quadratic adamw sweep" in printed
     assert "it [broke]" in printed

@@ -43,6 +43,15 @@ def test_the_sweep_comes_first_and_goes_on_where_its_best_is_at_the_edge() -> No
     assert 1.0 in {run.lr for run in planned(PLAN, finished)}
 
 
+def test_what_is_far_behind_is_not_swept_with_other_seeds() -> None:
+    first = [run for run in planned(PLAN, {}) if run.arm == SWEEP and run.seed == 0]
+    finished = {
+        run: {**swept(run), "held_out": 2.9 if run.lr == 0.3162 else swept(run)["held_out"]} for run in first
+    }
+    then = [run for run in planned(PLAN, finished) if run.arm == SWEEP and run.seed == 1]
+    assert {run.lr for run in then} == {0.03162, 0.1}
+
+
 def test_seed_after_seed_and_every_run_once() -> None:
     runs = [run for run in planned(PLAN, {}) if run.arm != SWEEP]
     assert len(runs) == len(set(runs)) == 2 * len(PLAN.arms)
