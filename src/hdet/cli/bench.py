@@ -84,8 +84,8 @@ _Processes = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters and fan-out: replicas. "
-        "One on each core if not given.",
+        help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters: replicas. Of fan-out: "
+        "replicas. One on each core if not given.",
     ),
 ]
 _Minutes = Annotated[

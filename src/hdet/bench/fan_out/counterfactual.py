@@ -10,10 +10,10 @@ With t = slope / error:
     else      it stays.
 
 Each replica is measured on probe batches of its own, and so is the mean of all on the same ones: what counts
-is the difference. To ask all replicas on the same batches would be noisier: replicas that lie along one line,
-as those with different learning rates mostly do, err alike on a batch, so N of them know no more of it than
-one; on batches of their own they see N times as many. The mean of all is measured there for the horizon
-anyway.
+is the difference. The other way would be to ask all replicas on the same batches. But replicas that lie along
+one line, as those with different learning rates partly do, err alike on a batch, so that N of them know no
+more of it than one; on batches of their own they see N times as many, and the mean of all is measured there
+for the horizon anyway. docs/log.md has what either errs by.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.bench.fan_out.noise import NotedController
@@ -172,14 +172,13 @@ class CounterfactualLR:
         optimizer: Optimizer,
         *,
         probe: Probe,
-        model: nn.Module,
         total_steps: int,
         spread: float,
         controller: CounterfactualController,
         seed: int,
     ) -> None:
         shape = SHAPES["wsd"](total_steps)
-        self.policy = Counterfactual(
+        self._policy = Counterfactual(
             [LearningRate(spread=spread)],
             probe,
             controller,
@@ -188,12 +187,12 @@ class CounterfactualLR:
         )
         self._cycle = Cycle(
             optimizer,
-            [self.policy],
-            replicas_of("CounterfactualLR", optimizer, model=model),
+            [self._policy],
+            replicas_of("CounterfactualLR", optimizer, model=probe.model),
             schedule=DrawnShape(optimizer, shape),
             total_steps=total_steps,
             gradients="none",
-            model=model,
+            model=probe.model,
             seed=seed,
             caller="CounterfactualLR",
         )
@@ -202,6 +201,11 @@ class CounterfactualLR:
     def step(self) -> Any:
         """Call after ``optimizer.step()``."""
         return self._cycle.step()
+
+    @property
+    def slopes(self) -> list[tuple[int, float, float]]:
+        """Of every window in which replicas differed: step, slope and its error."""
+        return self._policy.slopes
 
     @property
     def steps(self) -> int:
@@ -215,4 +219,4 @@ class CounterfactualLR:
 
     def finish_(self) -> Handed | None:
         """Let the model hold the best weights that were seen."""
-        return self.policy.incumbent.keeper.hand_over_(standing=False)
+        return self._policy.incumbent.keeper.hand_over_(standing=False)

@@ -1,7 +1,7 @@
 """Which runs are compared: N replicas on the same samples, on one gradient or on their own, and the sweep.
 
 The sweep, of one model without replicas, is the regret benchmark's own, and comes first: all else is measured
-against it. Then seed after seed, the largest N first, so that a prefix is already a table.
+against it. Then seed after seed, one replica alone and then the largest N: a prefix is already a table.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class Plan:
 
     @property
     def arms(self) -> list[tuple[str, float, int]]:
-        """Every arm with its spread and its N, the largest N first: they take longest."""
+        """Every arm with its spread and its N: one replica, whom all are compared with, then the largest."""
         return [
             (arm, spread, size)
-            for size in sorted(self.sizes, reverse=True)
+            for size in sorted(self.sizes, key=lambda size: (size > 1, -size))
             for arm in ARMS
             for spread in self.spreads.get(arm, ())
             if size > 1 or arm == PROBES

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hdet.auto_lr import AutoLR
-from hdet.bench.fan_out.counterfactual import Counterfactual, CounterfactualController, CounterfactualLR
+from hdet.bench.fan_out.counterfactual import CounterfactualController, CounterfactualLR
 from hdet.bench.fan_out.noise import NotedController, usual
 from hdet.bench.fan_out.plan import OWN, SWEEP, Run, row_of
 from hdet.bench.regret import arms as regret
@@ -56,7 +56,9 @@ def _execute(rank: int, run: Run) -> Row | None:
     if run.arm != OWN and run.replicas > 1:
         wrapped = DistributedDataParallel(model)
     optimizer = regret.torch_optimizer(run.swept, wrapped, 1.0)  # which is not read
-    search = _search(rank, run, workload, model, optimizer)
+    probe = Probe(lambda batch: workload.loss(model, batch), probed(rank, run, workload), model=model)
+    controller = (CounterfactualController if run.arm == OWN else NotedController)(ranks=run.replicas)
+    search = _search(run, probe, controller, optimizer, workload.steps)
     began = time.perf_counter()
     reached = 0.0
     for batch in islice(workload.batches(run.seed), workload.steps):
@@ -86,7 +88,7 @@ def _execute(rank: int, run: Run) -> Row | None:
             "taken": search.steps,
             "reached": reached if math.isfinite(reached) else None,
             "seconds": round(seconds, 3),
-            **_noted(search),
+            **_noted(controller, search.slopes if isinstance(search, CounterfactualLR) else ()),
         },
     )
 
@@ -109,36 +111,17 @@ def probed(rank: int, run: Run, workload: Workload) -> list[Batch]:
 
 
 def _search(
-    rank: int, run: Run, workload: Workload, model: nn.Module, optimizer: Any
+    run: Run, probe: Probe, controller: NotedController, optimizer: Any, steps: int
 ) -> AutoLR | CounterfactualLR:
-    probe = Probe(lambda batch: workload.loss(model, batch), probed(rank, run, workload), model=model)
-    if run.arm == OWN:
-        return CounterfactualLR(
-            optimizer,
-            probe=probe,
-            model=model,
-            total_steps=workload.steps,
-            spread=run.spread,
-            controller=CounterfactualController(ranks=run.replicas),
-            seed=run.seed,
-        )
-    return AutoLR(
-        optimizer,
-        probe=probe,
-        total_steps=workload.steps,
-        controller=NotedController(ranks=run.replicas),
-        spread=run.spread,
-        seed=run.seed,
-    )
+    given: dict[str, Any] = {"probe": probe, "total_steps": steps, "spread": run.spread, "seed": run.seed}
+    if isinstance(controller, CounterfactualController):
+        return CounterfactualLR(optimizer, controller=controller, **given)
+    return AutoLR(optimizer, controller=controller, **given)
 
 
-def _noted(search: AutoLR | CounterfactualLR) -> Row:
+def _noted(controller: NotedController, slopes: Sequence[tuple[int, float, float]]) -> Row:
     """How sure its decisions were, over all judged windows."""
-    policy = search.policy if isinstance(search, CounterfactualLR) else search._horizon
-    controller = policy._controller
-    assert isinstance(controller, NotedController)
     noted = controller.noted
-    slopes = policy.slopes if isinstance(policy, Counterfactual) else []
     found: Row = {
         "windows": len(noted),
         "progress_error": usual([one.progress_error for one in noted], BATCHES * controller.ranks),

@@ -1,4 +1,4 @@
-"""The runs of the fan-out benchmark: the sweep first, then seed after seed, the largest N before the rest."""
+"""The runs of the fan-out benchmark: the sweep first, then seed after seed, one replica and then the most."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_one_replica_has_one_arm_and_the_others_every_spread() -> None:
     arms = PLAN.arms
     assert [arm for arm in arms if arm[2] == 1] == [(PROBES, 0.0, 1)]
     assert [arm[:2] for arm in arms if arm[2] == 4] == [(PROBES, 0.0), (SHARED, 0.1), (OWN, 0.0), (OWN, 0.3)]
-    assert [size for _, _, size in arms] == [4] * 4 + [2] * 4 + [1]
+    assert [size for _, _, size in arms] == [1] + [4] * 4 + [2] * 4
 
 
 def test_the_sweep_comes_first_and_goes_on_where_its_best_is_at_the_edge() -> None:
