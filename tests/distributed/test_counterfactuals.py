@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hdet.bench.fan_out.noise import NotedController
 from hdet.bench.fan_out.plan import OWN, PROBES, Run
 from hdet.bench.fan_out.runs import probed
 from hdet.bench.workloads import WORKLOADS
+from hdet.policies.incumbent import Incumbent
 from hdet.probes import Probe
 from hdet.replicas.launch import LocalProcesses
 
@@ -68,6 +70,8 @@ def search(
         "errors": [noted.progress_error for noted in controller.noted],
         "rates": [record.hyperparameters[0].base_after for record in records],
         "apart": [max(record.distance_measured) for record in records],
+        "judged": [record.step for record in records if record.horizon[0].loss_end > 0],
+        "events": [(record.step, event) for record in records for event in record.events],
         "slopes": auto.slopes if isinstance(auto, CounterfactualLR) else [],
     }
 
@@ -117,3 +121,27 @@ def test_without_a_spread_nothing_is_compared_and_on_a_quadratic_it_is_the_share
     assert own["slopes"] == []
     assert own["rates"] == pytest.approx(shared["rates"], rel=1e-3)
     assert torch.allclose(own["weights"], shared["weights"], atol=1e-3)
+
+
+def begun_anew(rank: int, size: int) -> dict[str, Any]:
+    """A search that is sent back to the beginning at the end of its sixth judged window."""
+    behind = iter([False] * 5 + [True] + [False] * 100)
+    with (
+        mock.patch.object(Incumbent, "leads_back", property(lambda _: next(behind))),
+        mock.patch.object(Incumbent, "may_begin_anew", return_value=True),
+    ):
+        return search(rank, size, OWN, 0.3)
+
+
+def test_a_search_that_begins_anew_does_so_on_all_replicas_and_without_the_slopes_before(
+    ranks: LocalProcesses,
+) -> None:
+    first, second = ranks.run(begun_anew, 2, size=2, timeout=60)
+    assert second["rates"] == first["rates"]
+    assert torch.equal(second["weights"], first["weights"])
+    ((step, event),) = first["events"]
+    assert "from the beginning" in event
+    # Two replicas have no error within a window: a slope has one only beside another of the same search.
+    told, judged = [at for at, _, _ in first["slopes"]], first["judged"]
+    assert min(told) == judged[1]
+    assert min(at for at in told if at > step) == [at for at in judged if at > step][1]
