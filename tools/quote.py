@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hdet.bench.fan_out import command as fan_out
 from hdet.bench.hyperparameters import analysis as hyperparameters_analysis
 from hdet.bench.regret.analysis import grid, misled
 from hdet.bench.regret.tables import detail, leading, matrix, unpaired_note
@@ -178,9 +179,10 @@ _RENDER = {
     "feed": feed.markdown,
     "stacked": stacked.markdown,
     "replicas": replicas.markdown,
+    "fan-out": fan_out.markdown,
     "reproduce": reproduce_text.markdown,
 }
-_OVER_SEEDS = ("regret", "hyperparameters", "replicas", "reproduce")
+_OVER_SEEDS = ("regret", "hyperparameters", "replicas", "fan-out", "reproduce")
 _STATISTIC = {
     "autolr": "whole runs in the order A B B A",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds ± half of the 95 % confidence interval"),

@@ -90,7 +90,7 @@ def search(rank: int, kind: str, options: dict[str, Any]) -> dict[str, Any]:
             records += [record] if record else []
             weights[step + 1] = flat(model)
         held_out = [loss_of(model.module, tasks.batch(k, 200_000)).item() for k in range(64)]
-        point = torch.cat([p.reshape(-1) for p in auto._horizon._trail.previous])
+        point = torch.cat([p.reshape(-1) for p in auto._horizon._trail.mean.tensors])
     return {"records": records, "weights": weights, "loss": sum(held_out) / 64, "point": point}
 
 

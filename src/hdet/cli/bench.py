@@ -26,6 +26,7 @@ class Benchmark(str, Enum):
     feed = "feed"
     stacked = "stacked"
     replicas = "replicas"
+    fan_out = "fan-out"
     deepobs = "deepobs"
     lightbench = "lightbench"
 
@@ -35,6 +36,7 @@ _MODULES = {
     Benchmark.regret: "hdet.bench.regret.command",
     Benchmark.hyperparameters: "hdet.bench.hyperparameters.command",
     Benchmark.replicas: "hdet.bench.replicas.command",
+    Benchmark.fan_out: "hdet.bench.fan_out.command",
     Benchmark.deepobs: "hdet.bench.deepobs.command",
     Benchmark.lightbench: "hdet.bench.lightbench.command",
 }
@@ -78,7 +80,7 @@ _Workloads = Annotated[
     str | None,
     typer.Option(
         callback=_known_workloads,
-        help="Of regret: names of tasks, between commas; those of the table if not given.",
+        help="Of regret and fan-out: names of tasks, between commas; those of the table if not given.",
     ),
 ]
 _Optimizers = Annotated[
@@ -98,31 +100,32 @@ _Merge = Annotated[
 ]
 _Table = Annotated[Shown | None, typer.Option(help="Of regret: which table to print; regret if not given.")]
 _Seeds = Annotated[
-    int | None, typer.Option(min=1, help="Of regret, hyperparameters and replicas: how many; 3 if not given.")
+    int | None,
+    typer.Option(min=1, help="Of regret, hyperparameters, replicas and fan-out: how many; 3 if not given."),
 ]
 _Rows = Annotated[
     Path | None,
     typer.Option(
         dir_okay=False,
-        help="Of regret, hyperparameters, replicas and lightbench: the file of finished runs, which are not "
-        "run again; runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl, runs/replicas-DEVICE.jsonl "
-        "or runs/lightbench-DEVICE.jsonl if not given.",
+        help="Of regret, hyperparameters, replicas, fan-out and lightbench: the file of finished runs, which "
+        "are not run again; runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl, "
+        "runs/replicas-DEVICE.jsonl, runs/fan-out.jsonl or runs/lightbench-DEVICE.jsonl if not given.",
     ),
 ]
 _Processes = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters: replicas. One on each "
-        "core if not given.",
+        help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters: replicas. Of fan-out: "
+        "replicas. One on each core if not given.",
     ),
 ]
 _Minutes = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Of regret, hyperparameters, replicas and lightbench: after so long start no further run, and "
-        "end; with 0, regret makes the table of the runs there are.",
+        help="Of regret, hyperparameters, replicas, fan-out and lightbench: after so long start no further "
+        "run, and end; with 0, regret makes the table of the runs there are.",
     ),
 ]
 _Published = Annotated[
@@ -149,6 +152,7 @@ _TAKES = {
     Benchmark.regret: _IN_PARTS | {"scale", "workloads", "optimizers", "merge", "table", "with_published"},
     Benchmark.hyperparameters: _IN_PARTS,
     Benchmark.replicas: _IN_PARTS - {"chart"},
+    Benchmark.fan_out: _IN_PARTS - {"chart"} | {"workloads"},
     Benchmark.lightbench: _IN_PARTS - {"chart", "seeds"} | {"problems", "steps"},
 }
 

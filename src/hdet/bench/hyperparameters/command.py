@@ -11,22 +11,19 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from hdet.bench import cores as on_cores
 from hdet.bench import machine
 from hdet.bench.hyperparameters.analysis import analyse, grid, together
 from hdet.bench.hyperparameters.chart import chart
 from hdet.bench.hyperparameters.plan import Plan, Rows, Run, planned, read_start, written
 from hdet.bench.hyperparameters.runs import execute
 from hdet.bench.hyperparameters.tasks import LABEL_SMOOTHING, TASKS, workload
-from hdet.bench.rows import Row, environment, failure, six_digits
-from hdet.replicas.launch import LocalProcesses, ReplicaError
+from hdet.bench.pool import Say
+from hdet.bench.rows import Row, six_digits
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -39,8 +36,6 @@ _TIMEOUT_SECONDS = 600.0
 _QUICK = Plan((LABEL_SMOOTHING,), seeds=1, replicas=2, sync_every=10, steps=40)
 #: What the JSON file keeps of every run; the paths of those with HDET are kept beside it.
 _HEADER = ("task", "arm", "start", "seed", "replicas", "steps", "held_out", "diverged", "seconds")
-
-Say = Callable[[str], None]
 
 
 def run(
@@ -72,7 +67,7 @@ def run(
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     # Before anything is run: a file that is missing is better missed now.
     caveats = dict.fromkeys(workload(task).caveat for task in plan.tasks)
-    with _replicas() as work:
+    with on_cores.kept_processes(execute, _TIMEOUT_SECONDS) as work:
         complete(plan, done, work, cores=processes or os.cpu_count() or 1, deadline=deadline, say=say)
     about = machine.about("hyperparameters", quick=quick, device=device)
     about["command"] += f" --seeds {seeds}" if seeds != 3 and not quick else ""
@@ -92,56 +87,15 @@ def complete(
 
     The plan is asked anew after every result, since some runs follow from others.
     """
-    started: set[Run] = set()
-    pending: dict[Future[Row], Run] = {}
-    with ThreadPoolExecutor(cores) as threads:
-        while True:
-            runs = planned(plan, done.finished)
-            todo = (one for one in runs if one not in started and one not in done.finished)
-            free = cores - sum(one.replicas for one in pending.values())
-            while time.monotonic() < deadline and (one := next(todo, None)) is not None:
-                # One that needs more cores than there are runs by itself.
-                if pending and one.replicas > free:
-                    break
-                free -= one.replicas
-                started.add(one)
-                pending[threads.submit(work, one)] = one
-            if not pending:
-                return
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                del pending[future]
-                row = future.result()
-                done.add(row)
-                say(f"{sum(one in done.finished for one in runs)} of {len(runs)}: {_told(row)}")
-
-
-@contextmanager
-def _replicas() -> Iterator[Callable[[Run], Row]]:
-    """What does a run, on processes that are kept for the next one of as many replicas.
-
-    To import torch is what costs. Each run is bounded, and one that fails or takes too long is a row too.
-    """
-    idle: defaultdict[int, list[LocalProcesses]] = defaultdict(list)
-    lock = Lock()
-
-    def work(one: Run) -> Row:
-        with lock:
-            pool = idle[one.replicas].pop() if idle[one.replicas] else LocalProcesses(one.replicas)
-        try:
-            row: Row = pool.run(execute, one, timeout=_TIMEOUT_SECONDS)[0]
-        except (ReplicaError, TimeoutError) as error:
-            row = failure(one, error)
-        with lock:
-            idle[one.replicas].append(pool)
-        return row
-
-    with environment({"OMP_NUM_THREADS": "1"}):
-        try:
-            yield work
-        finally:
-            for pools in idle.values():
-                for pool in pools:
-                    pool.close()
+    on_cores.complete(
+        lambda: planned(plan, done.finished),
+        done,
+        work,
+        cores=cores,
+        deadline=deadline,
+        say=say,
+        told=_told,
+    )
 
 
 def _told(row: Row) -> str:

@@ -34,7 +34,7 @@ from hdet.best_mean import BestMean
 from hdet.one_cycle import OneCycleAutoLR
 from hdet.probes.probe import Probe
 
-__all__ = ["RANKS", "execute", "execute_published", "failure", "prepare"]
+__all__ = ["RANKS", "execute", "execute_published", "failure", "prepare", "workload_of"]
 
 #: Processes of the published controller.
 RANKS = 4
@@ -66,7 +66,7 @@ def execute(run: Run) -> Row:
 def _execute(run: Run) -> Row:
     if torch.device(run.device).type == "cuda":
         torch.cuda.manual_seed(run.seed)  # dropout is drawn there
-    workload = _workload(run)
+    workload = workload_of(run)
     model = workload.build(run.seed)
     start = _losses(workload, model)
     model.train()
@@ -121,7 +121,8 @@ def _made(name: str, scale: str, device: str) -> Workload:
     return WORKLOADS[name](scale, device)
 
 
-def _workload(run: Run) -> Workload:
+def workload_of(run: Run) -> Workload:
+    """The task of a run, made once in every process."""
     workload = _made(run.workload, run.scale, run.device)
     return workload if run.steps is None else replace(workload, steps=run.steps)
 
@@ -207,7 +208,7 @@ class _ByNumber:
 def execute_published(rank: int, run: Run) -> Row | None:
     """One of :data:`RANKS` processes, each with its part of every batch; rank 0 has the result."""
     prepare(run.device)
-    workload = _workload(run)
+    workload = workload_of(run)
     model = workload.build(run.seed)
     start = _losses(workload, model)
     parallel = DistributedDataParallel(model.train())

@@ -18,6 +18,8 @@ from hdet.bench.rows import KeptRows, Row
 __all__ = [
     "DEFAULT_RATES",
     "OPTIMIZERS",
+    "SCHEDULES",
+    "STARTS",
     "USUAL",
     "WITHOUT_MATRICES",
     "Plan",
@@ -29,6 +31,7 @@ __all__ = [
     "next_half_decade",
     "planned",
     "run_of",
+    "sweep_alone",
 ]
 
 #: Those of the table, and all there are.
@@ -61,7 +64,7 @@ _ONLY = {
 #: Without a linear layer before the last there is nothing for Muon to do.
 WITHOUT_MATRICES = ("quadratic", "digits-cnn", "images", "few-images")
 #: Exponents of √10.
-_STARTS = {
+STARTS = {
     "adamw": (-6, -5, -4, -3, -2),
     "sgd": (-4, -3, -2, -1, 0),
     "lion": (-8, -7, -6, -5, -4),
@@ -101,7 +104,7 @@ class Plan:
     arms: tuple[str, ...] = tuple(ARMS)
     misled: tuple[str, ...] = _MISLED
     schedules: tuple[str, ...] = SCHEDULES
-    starts: Mapping[str, Sequence[int]] = field(default_factory=lambda: _STARTS)
+    starts: Mapping[str, Sequence[int]] = field(default_factory=lambda: STARTS)
     extensions: int = 4
     scale: str = "cpu"
     device: str = "cpu"
@@ -131,12 +134,7 @@ class Plan:
 
 def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
     """Every run the plan asks for as far as can be known by now, the most telling first."""
-    swept = [
-        _swept(plan, pair, exponent, schedule, seed=0)
-        for pair in plan.pairs
-        for exponent in _sweep_of(plan, pair, finished)
-        for schedule in plan.schedules
-    ]
+    swept = _sweeps(plan, finished)
     behind = _far_behind(swept, finished)
     runs: list[Run] = []
     for seed in range(plan.seeds):
@@ -145,6 +143,28 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
             runs += (_other(plan, pair, arm, seed) for pair in plan.pairs if _applies(arm, pair[1]))
     runs += (plan.run(pair, f"autolr@{lr}", 0, lr=float(lr)) for lr in plan.misled for pair in plan.pairs)
     return runs + [replace(run, seed=seed) for seed in range(1, plan.seeds) for run in behind]
+
+
+def sweep_alone(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
+    """The sweep and nothing else, without the other seeds of what is far behind: enough for a yardstick."""
+    swept = _sweeps(plan, finished)
+    behind = _far_behind(swept, finished)
+    return [
+        replace(run, seed=seed)
+        for seed in range(plan.seeds)
+        for run in swept
+        if seed == 0 or run not in behind
+    ]
+
+
+def _sweeps(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
+    """Every sweep as far as it has been led, of the first seed."""
+    return [
+        _swept(plan, pair, exponent, schedule, seed=0)
+        for pair in plan.pairs
+        for exponent in _sweep_of(plan, pair, finished)
+        for schedule in plan.schedules
+    ]
 
 
 def published(plan: Plan) -> list[Run]:

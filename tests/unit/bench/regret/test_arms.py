@@ -14,7 +14,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import hdet
 from hdet.bench.regret import arms
 from hdet.bench.regret import command as regret
 from hdet.bench.regret.plan import ARMS, OPTIMIZERS, Run, _applies
@@ -32,18 +31,6 @@ PACKAGES = {
 }
 
 
-def takes_two_optimizers() -> bool:
-    """Whether AutoLR accepts a list; to go, with who asks, as soon as it does."""
-    model = torch.nn.Linear(2, 2)
-    parts = [torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()]
-    probe = hdet.Probe(lambda x: model(x).square().mean(), torch.ones(4, 1, 2), model=model)
-    try:
-        hdet.AutoLR(parts, total_steps=40, probe=probe)  # type: ignore[arg-type, unused-ignore]
-    except (TypeError, AttributeError):
-        return False
-    return True
-
-
 # Muon multiplies in bfloat16, which some CPUs lack; torch says so once.
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -53,8 +40,6 @@ def test_every_arm_trains(arm: str, optimizer: str) -> None:
         pytest.skip(f"{arm} has no variant of {optimizer}")
     if arm in PACKAGES:
         pytest.importorskip(PACKAGES[arm], reason=f"pip install 'hdet[bench]' for {arm}")
-    if (arm, optimizer) == ("autolr", "muon") and not takes_two_optimizers():
-        pytest.skip("AutoLR takes a single optimizer, as yet")
     pytest.importorskip("sklearn")
     lr = 1e-3 if arm in ("sweep", "default", "default-onecycle") else None
     workload, steps = "digits-mlp" if optimizer == "muon" else "digits-cnn", 40 if arm == "autolr" else 5
@@ -163,10 +148,7 @@ def test_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [pair["workload"] for pair in result["pairs"]] == ["digits-mlp", "quadratic"]
     assert all(pair["arms"]["default"]["held_out"]["regret"] > 10 for pair in result["pairs"])
     assert len(said) == 10
-    if hasattr(hdet, "AutoLR"):
-        assert not result["failed"]
-        assert not result["missing_runs"]
-        assert all("autolr" in pair["arms"] for pair in result["pairs"])
-    else:
-        assert {row["arm"] for row in result["failed"]} == {"autolr"}
+    assert not result["failed"]
+    assert not result["missing_runs"]
+    assert all("autolr" in pair["arms"] for pair in result["pairs"])
     ElementTree.fromstring(regret.chart(result))

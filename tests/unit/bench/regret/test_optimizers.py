@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hdet.bench.regret.optimizers import build, hidden_matrices, rate
-from hdet.bench.regret.plan import _STARTS, DEFAULT_RATES, OPTIMIZERS, WITHOUT_MATRICES
+from hdet.bench.regret.plan import DEFAULT_RATES, OPTIMIZERS, STARTS, WITHOUT_MATRICES
 from hdet.bench.workloads import WORKLOADS
 from hdet.bench.workloads.charlm import GPT
 from hdet.bench.workloads.tuned import LowRank
@@ -62,6 +62,6 @@ def test_the_plan_knows_where_muon_has_nothing_to_do(name: str) -> None:
 
 
 def test_every_optimizer_has_a_default_rate_and_a_sweep() -> None:
-    assert set(DEFAULT_RATES) == set(_STARTS) == set(OPTIMIZERS)
+    assert set(DEFAULT_RATES) == set(STARTS) == set(OPTIMIZERS)
     with pytest.raises(ValueError, match="must be adamw, sgd, lion or muon, got 'adam'"):
         build("adam", nn.Linear(2, 2), 0.1)

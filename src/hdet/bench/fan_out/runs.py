@@ -1,0 +1,139 @@
+"""One run on one of its replicas, from the first step to the final loss.
+
+All runs of a workload and a seed start from the same weights and are given the same batches, each replica its
+N-th part of every one. So on one gradient all N train the same run, and what differs is what is known of it.
+Each replica probes 32 samples that no other has, in four batches: N of them know N times as much.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hdet.auto_lr import AutoLR
+from hdet.bench.fan_out.counterfactual import CounterfactualController, CounterfactualLR
+from hdet.bench.fan_out.noise import NotedController, usual
+from hdet.bench.fan_out.plan import OWN, SWEEP, Run, row_of
+from hdet.bench.regret import arms as regret
+from hdet.bench.regret.optimizers import build
+from hdet.bench.rows import Row, six_digits
+from hdet.bench.workloads import Batch, Workload
+from hdet.bench.workloads.base import seeded
+from hdet.probes.probe import Probe
+
+__all__ = ["BATCHES", "MOST_RANKS", "SAMPLES", "execute", "probed"]
+
+#: What each replica probes: so many batches of so many samples.
+BATCHES, SAMPLES = 4, 8
+#: As many as any workload's probe has samples for.
+MOST_RANKS = 8
+_DIVERGED = 10.0
+# More than there are ranks, so that no two replicas of any two seeds drop the same units.
+_SEED_STRIDE = 1000
+
+
+def execute(rank: int, run: Run) -> Row | None:
+    """One replica of the run; the first has the result."""
+    regret.prepare("cpu")
+    if run.arm == SWEEP:
+        return row_of(run, regret.execute(run.swept))
+    with seeded(_SEED_STRIDE * run.seed + rank):
+        return _execute(rank, run)
+
+
+def _execute(rank: int, run: Run) -> Row | None:
+    workload = regret.workload_of(run.swept)
+    model = workload.build(run.seed)
+    init = workload.evaluate(model)
+    wrapped: nn.Module = model.train()
+    if run.arm != OWN and run.replicas > 1:
+        wrapped = DistributedDataParallel(model)
+    (optimizer,) = build(run.optimizer, wrapped, 1.0)  # which is not read
+    probe = Probe(lambda batch: workload.loss(model, batch), probed(rank, run, workload), model=model)
+    controller = (CounterfactualController if run.arm == OWN else NotedController)(ranks=run.replicas)
+    search = _search(run, probe, controller, optimizer, workload.steps)
+    began = time.perf_counter()
+    reached = 0.0
+    for batch in islice(workload.batches(run.seed), workload.steps):
+        optimizer.zero_grad(set_to_none=True)
+        part = tuple(whole.chunk(run.replicas)[rank] for whole in batch)
+        workload.loss(wrapped, part).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        reached = max(reached, float(optimizer.param_groups[0]["lr"]))
+        search.step()
+        if search.finished:
+            break
+    seconds = time.perf_counter() - began
+    end = workload.evaluate(model)
+    handed = search.finish_()
+    chosen = workload.evaluate(model)
+    if rank:
+        return None
+    diverged = not end <= _DIVERGED * init
+    return row_of(
+        run,
+        {
+            "init": init,
+            "held_out": None if diverged else end,
+            "chosen": chosen if math.isfinite(chosen) else None,
+            "chosen_step": None if handed is None else handed.step,
+            "diverged": diverged,
+            "taken": search.steps,
+            "reached": reached if math.isfinite(reached) else None,
+            "seconds": round(seconds, 3),
+            **_noted(controller, search.slopes if isinstance(search, CounterfactualLR) else ()),
+        },
+    )
+
+
+def probed(rank: int, run: Run, workload: Workload) -> list[Batch]:
+    """The batches of one replica, which no other one has; twice, as the probe keeps half for an estimate that
+    is not read here."""
+    source = workload.probe(run.seed)
+    parts: list[Batch] = []
+    # A pass over the probe's samples repeats none.
+    while sum(len(part[0]) for part in parts) < MOST_RANKS * BATCHES * SAMPLES:
+        parts.append(next(source))
+    samples = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    first = rank * BATCHES * SAMPLES
+    own = [
+        tuple(column[start : start + SAMPLES] for column in samples)
+        for start in range(first, first + BATCHES * SAMPLES, SAMPLES)
+    ]
+    return own + own
+
+
+def _search(
+    run: Run, probe: Probe, controller: NotedController, optimizer: Any, steps: int
+) -> AutoLR | CounterfactualLR:
+    given: dict[str, Any] = {"probe": probe, "total_steps": steps, "spread": run.spread, "seed": run.seed}
+    if isinstance(controller, CounterfactualController):
+        return CounterfactualLR(optimizer, controller=controller, **given)
+    return AutoLR(optimizer, controller=controller, **given)
+
+
+def _noted(controller: NotedController, slopes: Sequence[tuple[int, float, float]]) -> Row:
+    """How sure its decisions were, over all judged windows."""
+    noted = controller.noted
+    found: Row = {
+        "windows": len(noted),
+        "progress_error": usual([one.progress_error for one in noted], BATCHES * controller.ranks),
+        "decision_error": _root_mean_square([one.error for one in noted]),
+        "slope_error": _root_mean_square([error for _, _, error in slopes]),
+        "slope_certainty": _root_mean_square([slope / error for _, slope, error in slopes if error > 0]),
+    }
+    rounded: Row = six_digits(found)
+    return rounded
+
+
+def _root_mean_square(values: Sequence[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return math.sqrt(statistics.fmean(value**2 for value in finite)) if finite else None
