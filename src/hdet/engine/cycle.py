@@ -171,8 +171,9 @@ class Cycle:
         self._hooks.count()
         self._steps += 1
         self._since_sync += 1
-        if any([policy.after_step() for policy in self._following]):
-            self._look_ahead()
+        for policy in self._following:
+            if policy.after_step():
+                self._look_ahead()
         try:
             # The sync comes before the schedule moves on: its values are those of the step just taken.
             record = self._sync() if self._steps >= self._sync_at else None

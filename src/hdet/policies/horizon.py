@@ -36,7 +36,6 @@ from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
 from hdet.replicas import local
 from hdet.schedules import Windows
-from hdet.weights.alarm import Alarm
 from hdet.weights.room import Where
 from hdet.weights.trail import PointsTrail, Trail
 from hdet.weights.way_back import WayBack
@@ -89,7 +88,6 @@ class Horizon(Policy):
         self._scope, self._parts, self._patience = scope, parts, patience
         self._where, self._keep = snapshot, keep
         self._states: list[HorizonState] = []
-        self._alarm: Alarm | None = None
 
     def facts(self) -> dict[str, str]:
         return {
@@ -184,10 +182,8 @@ class Horizon(Policy):
                 self.incumbent.keeper.follow(self._numbered(self._trail.weights))
                 if self._points is None:  # the weights of now are p
                     self._previous_middle = [float(self._clock.began) for _ in self._states]
-            self._trail.mean.begin(self._clock.length)
             # Several ranks could disagree by a step, and wait for each other: they look at its end.
-            alone = self._points is None and self._context.replicas.size == 1
-            self._alarm = self._trail.alarm(self._clock.length) if alone else None
+            self._trail.begin(self._clock.length, alone=self._context.replicas.size == 1)
         if self._fresh:
             self._trail.start()
             if self.incumbent.keeper.choice.kept is None:
@@ -198,13 +194,9 @@ class Horizon(Policy):
 
     def after_step(self) -> bool:
         """An iterate more. Weights that were lost end the window at once."""
-        if self.window_end is None:
+        if self.window_end is None or not self._trail.add():
             return False
-        self._trail.mean.add()
-        left = self._trail.mean.left
-        if left <= 0 or self._alarm is None or not self._alarm.rings():
-            return False
-        self.window_end = self._clock.end = self.window_end - left
+        self.window_end = self._clock.end = self.window_end - self._trail.mean.left
         return True
 
     def judges(self, step: int) -> bool:
@@ -213,14 +205,11 @@ class Horizon(Policy):
     def at_own(self) -> Sequence[float | Tensor]:
         """Losses at this replica's points; before windows are judged, at m alone."""
         with self._context.regularisers_off():
+            few = self._few() if self._judges else None
+            self._useless.drew(few or 0)
             if self._points is None:
-                few = self._few() if self._judges else None
-                self._useless.drew(few or 0)
                 return measure_path(self._trail, self.incumbent.keeper, few)
-            if not self._judges:
-                return ()
-            self._useless.drew(self._few())
-            return measure_points(self._points, self.incumbent.keeper, self._few())
+            return () if few is None else measure_points(self._points, self.incumbent.keeper, few)
 
     @property
     def _judges(self) -> bool:
@@ -229,9 +218,8 @@ class Horizon(Policy):
 
     def _few(self) -> int:
         """How many batches e is measured on: all of them where it may be handed over."""
-        if self._clock.ends_run or self.window_end is None:
-            return self._probe.choosing
-        return min(max(2, self._clock.length // _STEPS_PER_BATCH), self._probe.choosing)
+        most = self._probe.choosing
+        return most if self._clock.ends_run else min(max(2, self._clock.length // _STEPS_PER_BATCH), most)
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """‖m − p‖ / ‖p‖ of each scope, m being that of all replicas by now; and other losses to choose by."""

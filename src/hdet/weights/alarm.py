@@ -43,7 +43,7 @@ class Alarm:
         seen, event = room_for(norm, "host"), None
         copy_into(seen, norm)
         if norm.device.type == "cuda":
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(norm.device))
         self._seen = seen, event
         return lost or (event is None and self._read())

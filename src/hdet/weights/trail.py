@@ -50,6 +50,7 @@ class Trail:
         self.weights: list[Tensor] = []
         #: Sketch and norm of p in each scope, and of m once it has been measured.
         self._before: list[_Sketch] = []
+        self._alarm: Alarm | None = None
         self._now: list[_Sketch] = []
         self.follow()
 
@@ -117,10 +118,16 @@ class Trail:
         # What began at zero counts with the size that it is usually given.
         return max(math.hypot(norm, *self._least[scope]), math.ulp(0.0))
 
-    def alarm(self, steps: int) -> Alarm:
-        """For a window of so many steps."""
+    def begin(self, steps: int, *, alone: bool) -> None:
+        """A window of so many steps; lost weights can end it early if no other rank has to know."""
+        self.mean.begin(steps)
         size = math.hypot(*self._least, *(norm for _, norm in self._before))
-        return Alarm(self.weights, max(size, math.ulp(0.0)), steps)
+        self._alarm = Alarm(self.weights, size, steps) if alone and size > 0 else None
+
+    def add(self) -> bool:
+        """An iterate more; whether the weights are lost before the window's end."""
+        self.mean.add()
+        return self.mean.left > 0 and self._alarm is not None and self._alarm.rings()
 
     def is_finite(self) -> bool:
         """Whether the weights are. Waits for the device."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hdet.controllers.choice import Candidate, Choice, Kind, mean_of, standard_error
@@ -62,13 +62,16 @@ def first() -> Choice:
 @given(runs)
 def test_the_latest_within_its_tolerance_of_the_lowest_is_kept(losses: list[tuple[float, ...]]) -> None:
     candidates = with_an_end(losses)
+    assume(len({round(math.fsum(c.losses), 9) for c in candidates}) == len(candidates))  # no ties
     choice = after(candidates)
     lowest = min(candidates, key=lambda c: math.fsum(c.losses))
     assert choice.lowest == lowest
+    gained = mean_of(candidates[0].losses) - mean_of(lowest.losses)
     as_good = []
     for candidate in candidates[lowest.step :]:
         worse = [a - b for a, b in zip(candidate.losses, lowest.losses, strict=True)]
-        if mean_of(worse) <= standard_error(worse) * (1.5 if candidate.kind == "end" else 1.0):
+        close = candidate.kind == "end" or mean_of(worse) <= 0.02 * gained
+        if close and mean_of(worse) <= standard_error(worse) * (1.5 if candidate.kind == "end" else 1.0):
             as_good.append(candidate)
     assert choice.kept == as_good[-1]
 
@@ -79,7 +82,7 @@ def test_keeping_is_said(losses: list[tuple[float, ...]]) -> None:
     for candidate in means(losses):
         choice, keep = choice.offered(candidate)
         assert keep == (choice.kept is candidate)
-        assert (choice.behind == 0) == keep
+        assert choice.behind == 0 or not keep
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_keeping_is_said(losses: list[tuple[float, ...]]) -> None:
     [
         (-5.0, "mean", True),
         (0.0, "mean", True),
-        (0.9, "mean", True),
+        (0.9, "mean", False),  # nothing was gained yet that it could give back
         (1.1, "mean", False),
         (1.1, "iterate", False),
         (0.9, "end", True),
@@ -108,8 +111,22 @@ def test_within_one_standard_error_or_one_and_a_half_at_the_end(
 
 
 def test_drift_cannot_carry_it_away() -> None:
-    choice = after([worse_by(0.3 * step, step) for step in range(1, 100)], first())
+    above = first().kept
+    assert above is not None
+    began = Candidate(0, "start", tuple(loss + 100.0 for loss in above.losses))
+    choice = after([worse_by(0.3 * step, step) for step in range(1, 100)], after([above], after([began])))
     assert steps_of(choice) == (0, 3, 0, 96)
+
+
+def test_a_fiftieth_of_what_was_gained_may_be_given_back() -> None:
+    """However much the batches disagree."""
+    began, best = Candidate(0, "start", (2.0, 2.0, 2.0)), Candidate(1, "mean", (1.0, 1.0, 1.0))
+    for given_back, keeps in ((0.019, True), (0.021, False)):
+        losses = (1.0 + given_back + 0.5, 1.0 + given_back - 0.5, 1.0 + given_back)
+        choice, keep = after([began, best]).offered(Candidate(2, "mean", losses))
+        assert keep is keeps
+        assert choice.behind == 0, "it is not clearly worse"
+        assert after([began, best]).offered(Candidate(2, "end", losses))[1], "the end is judged by its error"
 
 
 def test_one_batch_has_no_error_and_the_lowest_wins() -> None:
