@@ -40,6 +40,8 @@ _BLIND_STEP = math.log(100.0)
 #: So often the learning rate is raised for weights that do not move; then they are taken to have no gradient.
 _MAX_BLIND = 6
 _BACK = math.log(1 / 3)
+#: Before the search has begun any clear rise leads back, so often in a row.
+_EARLY_BACKS = 3
 #: Weights that move so many times as far as a unit of learning rate has moved them so far were thrown.
 _THROWN = 2.0
 #: Where nothing but drift is seen the end is ahead of the mean by half a window's progress; a young run is
@@ -331,7 +333,9 @@ class HorizonController:
         # In the descent the weights slow down by themselves, and overfitting is not held up by a retreat.
         share = 0.5 if descends else self.relapse
         # What rises again at a third of the rate, and was not thrown, is no explosion either.
-        return state.first_loss is None or thrown or (rise > share * gained and state.backs == 0)
+        if state.first_loss is None:
+            return state.backs < _EARLY_BACKS
+        return thrown or (rise > share * gained and state.backs == 0)
 
     def _pool(self, before: float | None, now: float) -> float:
         return now if before is None else self.memory * before + (1 - self.memory) * now

@@ -336,22 +336,21 @@ class Horizon(Policy):
     def _go_back(
         self, step: int, decisions: Sequence[HorizonDecision], windows: Sequence[Window]
     ) -> tuple[str, bool]:
-        """To the window's start, with smaller factors where the loss rose; without a snapshot the weights
-        stay, if they are still weights. The steps taken are spent."""
+        """To the window's start, with smaller factors where the loss rose; without a snapshot, or where that
+        has not helped, the weights stay, if they are still weights. The steps taken are spent."""
         before = self._states
         self._states = [d.state if d.action == "back" else s for d, s in zip(decisions, before, strict=True)]
         total, in_a_row = (max(getattr(s, n) for s in self._states) for n in ("total_backs", "backs"))
         worst = next(i for i, decision in enumerate(decisions) if decision.action == "back")
         rose = what_rose(windows[worst], first=before[worst].windows == 0)
-        finite = all(map(math.isfinite, (windows[worst].speed, *windows[worst].end)))
-        lost = not self._way_back.exists and not finite
-        if lost or total > _MAX_BACKS or in_a_row > _MAX_BACKS_IN_A_ROW:
+        exhausted = total > _MAX_BACKS or in_a_row > _MAX_BACKS_IN_A_ROW
+        shrunk = min(new.value / old.value for new, old in zip(self._states, before, strict=True))
+        if exhausted or not self._way_back.exists:
             retries = f"{in_a_row - 1} retries, {total - 1} in all"
             tried = retries if self._way_back.exists else "snapshot='off'"
-            raise no_way_back(f"{self._context.caller}.step: step {step}: {rose}", tried)
-        shrunk = min(new.value / old.value for new, old in zip(self._states, before, strict=True))
-        if not self._way_back.exists:
-            return f"{rose}: no way back (snapshot='off'), learning rate times {shrunk:.2g}", False
+            if not all(map(math.isfinite, (windows[worst].speed, *windows[worst].end))):
+                raise no_way_back(f"{self._context.caller}.step: step {step}: {rose}", tried)
+            return f"{rose}: no way back ({tried}), learning rate times {shrunk:.2g}", False
         self._way_back.to_window()
         event = f"{rose}: back to the weights of step {self._clock.began}, learning rate times {shrunk:.2g}"
         # The steps taken are spent, but they lead nowhere: the weights have not travelled in them.

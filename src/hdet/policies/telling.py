@@ -85,7 +85,8 @@ def no_way_back(where: str, tried: str) -> RuntimeError:
     """Going back has not helped, or is not possible."""
     return RuntimeError(
         f"{where} over the window, and going back is no way out ({tried}). Check the loss for NaN, the data "
-        "from here on, and that the probe's batches are of the kind that is trained on"
+        "from here on, and that the probe's batches are of the kind that is trained on; finish_() writes the "
+        "best weights seen into the model"
     )
 
 

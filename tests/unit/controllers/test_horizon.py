@@ -255,7 +255,7 @@ def slow_twin(value: float, run: Run, s: dict[str, float], cap: float = math.inf
             elif not exceeds(unexplained, 0.0):
                 leads_back = False
             elif first is None:  # the search has not begun: there is nothing to take a share of
-                leads_back = True
+                leads_back = backs < 3
             else:
                 rate = value * max(math.exp(w.rise), 1.0)
                 thrown = bool(paces) and exceeds(v, 2 * pooled(paces, s["memory"]) * rate)

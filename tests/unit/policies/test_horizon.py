@@ -319,7 +319,7 @@ def test_weights_lost_after_the_last_window_are_not_lost_in_silence(caplog: pyte
     auto = AutoLR(optimizer, total_steps=200, probe=probe_of(model))
 
     def poison(i: int) -> None:
-        if i == 180:
+        if i == 197:
             with torch.no_grad():
                 next(model.parameters()).fill_(float("nan"))
 
