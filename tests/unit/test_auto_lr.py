@@ -230,7 +230,7 @@ def unbroken() -> tuple[Training, dict[int, io.BytesIO]]:
 def test_a_run_taken_up_is_the_unbroken_one(unbroken: Any, at: int, optimizer_first: bool) -> None:
     """To the last bit; also where the optimizer is loaded before AutoLR is made."""
     whole, saved = unbroken
-    assert {r.step: r.horizon[0].action for r in whole.records}[103] == "back"
+    assert "back" in {r.horizon[0].action for r in whole.records}
     run = poisoned_run(auto=not optimizer_first)
     saved[at].seek(0)
     run.load(saved[at]).run(STEPS)

@@ -83,6 +83,14 @@ class Choice:
         return cls(**values)
 
     @property
+    def learnt(self) -> bool:
+        """Whether the lowest is below the first by more than noise explains: three errors."""
+        if self.first is None or self.lowest is None:
+            return self.lowest is not None
+        difference, error = _compared(self.lowest, self.first)
+        return difference < -3 * error
+
+    @property
     def improved_at(self) -> int:
         """The step of the last improvement beyond the error."""
         return 0 if self.improved is None else self.improved.step

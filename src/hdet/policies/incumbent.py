@@ -89,7 +89,8 @@ class Incumbent:
             self.factors = list(factors)
         if self.keeper.choice.improved_at == step:
             self._retreats = 0
-        if self._search.improved_at == step:
+        # Before anything was learnt, a plateau is no standstill: a smaller rate would not lead off it.
+        if self._search.improved_at == step or not self._search.learnt:
             self._idle = 0
         elif not rises:
             self._idle += 1

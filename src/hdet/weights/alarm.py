@@ -29,6 +29,7 @@ class Alarm:
     def __init__(self, weights: Sequence[Tensor], size: float, steps: int) -> None:
         self._weights = weights
         self._limit = _FAR * size
+        self._steps = steps
         self._stride = max(2, steps // _LOOKS)
         self._taken = 0
         self._seen: tuple[Tensor, torch.cuda.Event | None] | None = None
@@ -48,10 +49,23 @@ class Alarm:
         self._seen = seen, event
         return lost or (event is None and self._read())
 
+    def state(self) -> list[float | None]:
+        """Steps of the window, those taken, and what was seen last."""
+        return [self._steps, self._taken, self._norm()]
+
+    def load(self, taken: int, seen: float | None) -> None:
+        """Go on within a window."""
+        self._taken = taken
+        self._seen = None if seen is None else (torch.tensor(seen), None)
+
     def _read(self) -> bool:
+        norm = self._norm()
+        return norm is not None and not norm <= self._limit  # or not a number
+
+    def _norm(self) -> float | None:
         if self._seen is None:
-            return False
+            return None
         norm, event = self._seen
         if event is not None:
             event.synchronize()
-        return not float(norm) <= self._limit  # or not a number
+        return float(norm)

@@ -121,8 +121,11 @@ class Trail:
     def begin(self, steps: int, *, alone: bool) -> None:
         """A window of so many steps; lost weights can end it early if no other rank has to know."""
         self.mean.begin(steps)
+        self._alarm = self._new_alarm(steps) if alone else None
+
+    def _new_alarm(self, steps: int) -> Alarm | None:
         size = math.hypot(*self._least, *(norm for _, norm in self._before))
-        self._alarm = Alarm(self.weights, size, steps) if alone and size > 0 else None
+        return Alarm(self.weights, size, steps) if size > 0 else None
 
     def add(self) -> bool:
         """An iterate more; whether the weights are lost before the window's end."""
@@ -140,7 +143,12 @@ class Trail:
     def state_dict(self) -> dict[str, Any]:
         """The tensors without which a window in progress could not go on bit for bit; they are not copied."""
         before = [[seen, norm] for seen, norm in self._before]
-        return {"mean": self.mean.state_dict(), "before": before, "least": list(self._least)}
+        return {
+            "mean": self.mean.state_dict(),
+            "before": before,
+            "least": list(self._least),
+            "alarm": None if self._alarm is None else self._alarm.state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""
@@ -152,6 +160,12 @@ class Trail:
             self._before = [(seen.to(device, copy=True), float(norm)) for (seen, norm), device in saved]
         else:  # saved when p was kept whole
             self._before = self._sketched(state["previous"])
+        self._alarm = None
+        if state.get("alarm") is not None:
+            steps, *rest = state["alarm"]
+            self._alarm = self._new_alarm(steps)
+            if self._alarm is not None:
+                self._alarm.load(*rest)
 
 
 class PointsTrail(Trail):

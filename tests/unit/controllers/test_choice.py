@@ -140,6 +140,14 @@ def test_behind_counts_what_is_clearly_worse_in_a_row() -> None:
     assert after([worse_by(0.5, 4)], choice).behind == 0
 
 
+def test_learnt_is_what_noise_does_not_explain() -> None:
+    began = Candidate(0, "start", (2.0, 2.0, 2.0, 2.0))
+    assert not Choice().learnt
+    assert not after([began]).learnt
+    assert not after([began, Candidate(1, "mean", (1.9, 2.1, 1.8, 2.0))]).learnt
+    assert after([began, Candidate(1, "mean", (1.8, 1.9, 1.8, 1.85))]).learnt
+
+
 # ---------------------------------------------------------------------- invariance
 
 
