@@ -22,7 +22,8 @@ _SIGN_STRIDE, _BIN_STRIDE = 40_503, 24_571
 
 @torch.no_grad()
 def sketch(tensors: Sequence[Tensor]) -> Tensor:
-    """A vector of at most 65,536 values, in double precision, on the device of the first tensor.
+    """A vector of at most 65,536 values, on the device of the first tensor: sums in double precision, or the
+    values themselves.
 
     >>> a, b = torch.randn(2, 300_000, generator=torch.Generator().manual_seed(0))
     >>> near = (sketch([a]) - sketch([b])).norm() / (a - b).norm()
@@ -32,7 +33,7 @@ def sketch(tensors: Sequence[Tensor]) -> Tensor:
     first = tensors[0]
     wide = torch.float32 if first.device.type == "mps" else torch.float64
     if sum(tensor.numel() for tensor in tensors) <= _BINS:
-        return torch.cat([tensor.reshape(-1).to(first.device, wide) for tensor in tensors])
+        return torch.cat([tensor.reshape(-1).to(first.device) for tensor in tensors])
     signs = _signs(first.device)
     bins = torch.zeros(2 * _BINS, dtype=wide, device=first.device)
     k = 0

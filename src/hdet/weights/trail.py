@@ -110,7 +110,7 @@ class Trail:
         """‖m − p‖ / ‖p‖ of each scope. Waits for the device."""
         self._now = self._sketched(self.mean.tensors)
         return [
-            float(torch.linalg.vector_norm(now - before)) / self._size(norm, scope)
+            float(torch.linalg.vector_norm(now - before, dtype=_wide(now))) / self._size(norm, scope)
             for scope, (now, _), (before, norm) in zip(self.scopes, self._now, self._before, strict=True)
         ]
 
@@ -138,7 +138,8 @@ class Trail:
 
     def bytes(self) -> int:
         """What the copies take."""
-        return _bytes(self.mean.tensors) + _bytes([seen for seen, _ in (*self._before, *self._now)])
+        sketches = {id(seen): seen for seen, _ in (*self._before, *self._now)}
+        return _bytes(self.mean.tensors) + _bytes(list(sketches.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """The tensors without which a window in progress could not go on bit for bit; they are not copied."""
@@ -286,6 +287,10 @@ def _merged(groups: list[list[Tensor]], sizes: Sequence[int] | None) -> list[lis
         return [[p for group in groups for p in group]]
     ends = list(accumulate(sizes))
     return [[p for g in groups[end - n : end] for p in g] for end, n in zip(ends, sizes, strict=True)]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

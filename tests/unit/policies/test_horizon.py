@@ -288,8 +288,8 @@ def test_memory_is_what_is_said(scope: str) -> None:
     weights = sum(p.numel() * 4 for p in run.model.parameters())
     state = sum(t.numel() * t.element_size() for s in run.optimizer.state.values() for t in s.values())
     buffers = sum(b.numel() * b.element_size() for b in run.model.buffers())
-    # So small a model is its own sketch, in double precision, at p and at m.
-    assert sizes["off"] == (3 * weights if scope == "each" else weights + 2 * 2 * weights)
+    # So small a model is its own sketch, which after a window is that of p and of m alike.
+    assert sizes["off"] == (3 if scope == "each" else 2) * weights
     assert sizes["device"] - sizes["off"] == 2 * weights + state + 2 * buffers
     assert kept == (0 if scope == "each" else weights + buffers)
 
