@@ -182,8 +182,8 @@ class AutoLR(LRScheduler):
         """Call after ``optimizer.step()``, of several after that of the last; returns the record of a window
         when one has ended.
 
-        The training loss is not needed; given, its mean stands in the record. Between windows nothing waits
-        for the device.
+        The training loss is not needed; given, its mean stands in the record, and that of the first window is
+        held against the probe's at the same weights. Between windows nothing waits for the device.
         """
         before = self._cycle.steps
         used = self.get_last_lr() if self._plain else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,11 +12,14 @@ from torch import Tensor, nn
 from hdet.best import Handed, Keeper
 from hdet.controllers.choice import Candidate
 from hdet.probes import Probe
+from hdet.probes.overlap import Overlap
 from hdet.replicas import ProcessGroup, find_replicas, local
 from hdet.schedules import Windows
 from hdet.weights.window_mean import WindowMean
 
 __all__ = ["BestMean"]
+
+logger = logging.getLogger("hdet")
 
 
 class BestMean:
@@ -79,6 +83,7 @@ class BestMean:
         facts = {"probe": repr((probe.per_sync, probe.choosing)), "windows": repr(windows)}
         self._replicas.agree("BestMean", facts)
         self._keeper = Keeper(probe, model, [local(p) for p in self._parameters], self._replicas, keep)
+        self._overlap = Overlap(probe)
         self._windows = windows or Windows()
         self._numbers: list[int] = []
         self._mean: WindowMean | None = None
@@ -92,6 +97,7 @@ class BestMean:
         if self._mean is None or self._mean_is_new:
             self._begin()
         assert self._mean is not None
+        self._overlap.watch()
         self.steps += 1
         self._mean.add()
         if self.steps == self._window_end:
@@ -145,12 +151,21 @@ class BestMean:
         if self._follow():  # within the window: its mean is of other weights
             self._mean = None
             return
+        self._overlap.prepare()
         self._offer("iterate", self._keeper.measure_deployed(refresh=False))
+        self._look_for_overlap()
         self._mean.swap_()
         try:
             self._offer("mean", self._keeper.measure_deployed(refresh=True))
         finally:
             self._mean.swap_()
+
+    def _look_for_overlap(self) -> None:
+        if self._overlap.settled:
+            return
+        said = self._overlap.found(self._replicas.gather(self._overlap.row()))
+        if said and self._replicas.rank == 0:
+            logger.warning("BestMean: step %d: %s", self.steps, said)
 
     def _offer(self, kind: Literal["mean", "iterate", "end"], own: list[float]) -> None:
         losses = tuple(loss for row in self._replicas.gather(own) for loss in row)

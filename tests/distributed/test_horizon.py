@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 from dataclasses import replace
 from typing import Any
@@ -298,6 +299,39 @@ def test_a_probe_that_raises_on_one_rank_leaves_none_waiting(ranks: LocalProcess
     first, second = ranks.run(raising_on_one, size=2, timeout=60)
     assert "the probe raised on rank 1" in first
     assert second == "a disk was away"
+
+
+def misled(rank: int, spread: float) -> tuple[list[hdet.SyncRecord], list[str]]:
+    """Rank 1 alone trains on batches of its probe; all give losses that are sums."""
+    lines: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda line: lines.append(line.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hdet").addHandler(listener)
+    try:
+        model, optimizer, auto = build(rank, "sgd", own=True, spread=spread, per_sync=4)
+        records = []
+        for step in range(40):
+            batch = tasks.batch(rank * 2 + step % 2, 100_000 + step // 2) if rank else share(step, rank)
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            record = auto.step(50 * loss)
+            records += [record] if record else []
+    finally:
+        logging.getLogger("hdet").removeHandler(listener)
+    return records, lines
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_what_one_rank_does_wrong_is_said_by_the_first(ranks: LocalProcesses, spread: float) -> None:
+    (first, said), (other, silence) = ranks.run(misled, spread, size=2)
+    assert comparable(first) == comparable(other)
+    events = [event for record in first for event in record.events]
+    for words in ("were trained on (among", "at the same weights the training loss is"):
+        assert sum(words in event for event in events) == 1
+        assert sum(words in line for line in said) == 1
+        assert not any(words in line for line in silence)
 
 
 # ---------------------------------------------------------------------- what is handed over

@@ -369,7 +369,8 @@ class Cycle:
             levels = self._fan_out.levels_of(policy.axes)
             undone = any(earlier.went_back for earlier in decided)
             if policy in rows and not undone:
-                seen = Seen(self._steps, self._total_steps, levels, losses, rows[policy])
+                found = rows[policy], gathered.training
+                seen = Seen(self._steps, self._total_steps, levels, losses, *found)
                 decided.append(policy.decide(seen))
             else:
                 decided.append(policy.observe(levels))

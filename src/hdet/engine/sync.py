@@ -15,14 +15,14 @@ from hdet.engine.converge import Converge
 from hdet.engine.divergence import Measured
 from hdet.engine.fan_out import FanOut
 from hdet.engine.gradients import GradientSharing
-from hdet.engine.training_loss import TrainingLoss, mean_losses
-from hdet.policies.base import Policy
+from hdet.engine.training_loss import TrainingLoss, mean_losses, sample_of
+from hdet.policies.base import Policy, Sample
 from hdet.replicas import Replicas
 
 __all__ = ["Gathered", "Sync"]
 
-#: A row begins with step, round and distance, then the four numbers of a training loss.
-_LOSS_AT, _BASES_AT = 3, 7
+#: A row begins with step, round and distance, then the five numbers of a training loss.
+_LOSS_AT, _BASES_AT = 3, 8
 _Row = Sequence[float | Tensor]
 
 
@@ -30,12 +30,13 @@ _Row = Sequence[float | Tensor]
 class Gathered:
     """What is known after a sync; ``divergence`` alone is this rank's own.
 
-    ``losses`` and ``distances`` are of every rank; ``rows`` has, for each policy that judges, what it
-    measured on every rank; ``odd`` is what should be told."""
+    ``losses`` and ``distances`` are of every rank, ``training`` of all together; ``rows`` has, for each
+    policy that judges, what it measured on every rank; ``odd`` is what should be told."""
 
     divergence: Measured
     distances: tuple[float, ...]
     losses: tuple[float, ...]
+    training: Sample
     rows: list[list[list[float]]]
     odd: tuple[str, ...]
 
@@ -85,11 +86,13 @@ class Sync:
         rows = self._replicas.gather([*row, *bases, *(value for own in measured for value in own)])
         self._check_steps(rows)
         measured_at = _BASES_AT + len(bases)
+        losses = [row[_LOSS_AT:_BASES_AT] for row in rows]
         self._check_bases([row[_BASES_AT:measured_at] for row in rows])
         return Gathered(
             divergence=divergence,
             distances=tuple(row[2] for row in rows),
-            losses=mean_losses([row[_LOSS_AT:_BASES_AT] for row in rows]),
+            losses=mean_losses(losses),
+            training=sample_of(losses),
             rows=_apart([row[measured_at:] for row in rows], [len(own) for own in measured]),
             odd=odd,
         )

@@ -10,7 +10,9 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
-__all__ = ["TrainingLoss", "mean_losses"]
+from hdet.policies.base import Sample
+
+__all__ = ["TrainingLoss", "mean_losses", "sample_of"]
 
 _FLUSH = 32
 
@@ -31,6 +33,9 @@ class TrainingLoss:
         self.restored: tuple[float | Tensor, int] = (0.0, 0)
         self._sum: float | Tensor = 0.0
         self._device_sum: Tensor | None = None
+        #: Of the squares, for one replica; what was before a resume is not known.
+        self._squares = 0.0
+        self._device_squares: Tensor | None = None
         self._pending: dict[int, Tensor] = {}
         self._storage_is_reused = False
 
@@ -39,15 +44,19 @@ class TrainingLoss:
         if self._replicas > 1:
             self._add_all(loss)
         elif not isinstance(loss, Tensor):
-            self._sum += float(loss)
+            self._take(float(loss))
         elif not loss.is_cpu:
             self._keep(loss)
         else:
             try:
-                self._sum += loss.item()
+                self._take(loss.item())
             except RuntimeError:
                 raise _not_a_scalar(loss) from None
         self.count += 1
+
+    def _take(self, value: float) -> None:
+        self._sum += value
+        self._squares += value * value
 
     def _add_all(self, losses: object) -> None:
         if not isinstance(losses, Tensor) or losses.shape != (self._replicas,):
@@ -62,8 +71,15 @@ class TrainingLoss:
             self._keep(losses)
 
     def row(self) -> list[float | Tensor]:
-        """What this replica tells the others: sum and count, and how much of both is from before a resume."""
-        return [self.total(), float(self.count), self.restored[0], float(self.restored[1])]
+        """What this replica tells the others: sum and count, how much of both is from before a resume, and
+        the sum of squares."""
+        before, earlier = self.restored
+        return [self.total(), float(self.count), before, float(earlier), self._total_squares()]
+
+    def _total_squares(self) -> float:
+        if self._replicas > 1 or self.restored[1]:
+            return math.nan
+        return self._squares + (0.0 if self._device_squares is None else float(self._device_squares))
 
     def total(self) -> float | Tensor:
         """The sum since the last reset. Waits for the device."""
@@ -83,7 +99,8 @@ class TrainingLoss:
         before, self.count = restored
         self._sum = torch.tensor(before, dtype=torch.float64) if isinstance(before, list) else before
         self.restored = (self._sum, self.count)
-        self._device_sum = None
+        self._squares = 0.0
+        self._device_sum = self._device_squares = None
         self._pending.clear()
 
     def _keep(self, loss: Tensor) -> None:
@@ -105,8 +122,12 @@ class TrainingLoss:
         if not self._pending:
             return
         losses = torch.stack(list(self._pending.values()))
-        batch = losses.sum(0, dtype=torch.float32 if losses.device.type == "mps" else torch.float64)
+        exact = torch.float32 if losses.device.type == "mps" else torch.float64
+        batch = losses.sum(0, dtype=exact)
         self._device_sum = batch if self._device_sum is None else self._device_sum + batch
+        if self._replicas == 1:
+            squares = losses.to(exact).square().sum()
+            self._device_squares = squares if self._device_squares is None else self._device_squares + squares
         self._pending.clear()
 
 
@@ -121,12 +142,26 @@ def mean_losses(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     >>> mean_losses([[94.0, 11.0, 90.0, 9.0], [6.0, 2.0, 0.0, 0.0]])
     (2.0, 3.0)
     """
-    alike = len({restored for *_, restored in rows}) == 1
+    alike = len({row[3] for row in rows}) == 1
     sums = [
         (total, count) if alike else (total - before, count - earlier)
-        for total, count, before, earlier in rows
+        for total, count, before, earlier, *_ in rows
     ]
     return tuple(total / count if count else math.nan for total, count in sums)
+
+
+def sample_of(rows: Sequence[Sequence[float]]) -> Sample:
+    """The losses of all replicas together, from all their rows.
+
+    >>> sample_of([[4.0, 2.0, 0.0, 0.0, 10.0], [6.0, 2.0, 0.0, 0.0, 18.0]])
+    Sample(mean=2.5, spread=1.0, count=4)
+    """
+    total, count, squares = (math.fsum(row[k] for row in rows) for k in (0, 1, 4))
+    if count < 2:
+        return Sample()
+    mean = total / count
+    variance = (squares - count * mean * mean) / (count - 1)
+    return Sample(mean, math.sqrt(variance) if variance > 0 else 0.0 * variance, int(count))
 
 
 def _not_a_scalar(loss: Tensor) -> ValueError:

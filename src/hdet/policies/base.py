@@ -11,6 +11,7 @@ Everything that ``decide`` reads is the same on every rank, so all ranks decide 
 from __future__ import annotations
 
 import math
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +25,7 @@ from hdet.history import HorizonRecord, HyperparameterRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.replicas import Replicas
 
-__all__ = ["Before", "Context", "Decided", "Policy", "Seen"]
+__all__ = ["Before", "Context", "Decided", "Policy", "Sample", "Seen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,28 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """Losses of some batches: their mean, their standard deviation, and how many they are; NaN where that is
+    not known."""
+
+    mean: float = math.nan
+    spread: float = math.nan
+    count: int = 0
+
+    @classmethod
+    def of(cls, losses: Sequence[float]) -> Sample:
+        """Of two at least."""
+        if len(losses) < 2 or not all(map(math.isfinite, losses)):
+            return cls()
+        return cls(statistics.fmean(losses), statistics.stdev(losses), len(losses))
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.spread / math.sqrt(self.count) if self.count else math.nan
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What a sync showed, the same on every rank.
 
@@ -60,6 +83,7 @@ class Seen:
         levels: of every arm, for each of the policy's hyperparameters.
         losses: the mean training loss of every arm since the last sync.
         rows: what the policy itself measured, ``at_own`` then ``at_mean``, on every rank.
+        training: the training losses of all ranks since the last sync.
     """
 
     step: int
@@ -67,6 +91,7 @@ class Seen:
     levels: Sequence[tuple[float, ...]]
     losses: tuple[float, ...]
     rows: Sequence[Sequence[float]]
+    training: Sample = Sample()
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,7 @@ class Horizon(Policy):
         if self._taken:
             return
         self._taken = True
+        self._useless.watch()
         if self.window_end is not None:
             if self._trail.follow():
                 self.incumbent.keeper.follow(self._numbered(self._trail.weights))
@@ -223,12 +224,12 @@ class Horizon(Policy):
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """‖m − p‖ / ‖p‖ of each scope, m being that of all replicas by now; and other losses to choose by."""
-        found = self._trail.displacements()
+        found, keeper = self._trail.displacements(), self.incumbent.keeper
         if not (self.incumbent.apart and (self._judges or self._points is None)):
-            return found
+            return [*found, *self._useless.row()]
         ends = self._clock.ends_run and self._judges
         with self._context.regularisers_off():
-            return [*found, *measure_chosen(self._trail, self.incumbent.keeper, ends=ends)]
+            return [*found, *measure_chosen(self._trail, keeper, ends=ends), *self._useless.row()]
 
     def decide(self, seen: Seen) -> Decided:
         """The controller's decision for each scope and what follows from it.
@@ -252,8 +253,7 @@ class Horizon(Policy):
             previous=self.incumbent.previous,
         )
         windows = losses.windows(self._clock, seen.step, self._previous_middle, self.incumbent.best, rise)
-        if losses.judged:
-            self._useless.refuse(seen.step, windows)
+        doubts = self._useless.judge(seen, windows, judged=losses.judged)
         factors = [state.value for state in self._states]
         began, mean = self._clock.began, self._numbered(self._trail.mean.tensors)
         decisions, events, went_back = self._act(seen.step, windows)
@@ -275,7 +275,7 @@ class Horizon(Policy):
         self._take_factors()
         records = tuple(b.record(delta=b.axis.base - b.base) for b in before)
         horizon = tuple(map(record_of, self._scopes.names(), decisions, windows))
-        return Decided(records, horizon=horizon, events=events, went_back=went_back)
+        return Decided(records, horizon=horizon, events=(*doubts, *events), went_back=went_back)
 
     def _numbered(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
         return dict(zip(self._trail.numbers, values, strict=True))

@@ -1,23 +1,32 @@
 """A probe that says nothing must not steer: losses that are not finite, that never change, or of one batch
-alone."""
+alone. One that says something else than is meant is told of: trained on itself, or of another loss."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from hdet.controllers import Window
+from hdet.policies.base import Sample, Seen
 from hdet.probes import Probe
+from hdet.probes.overlap import WIDTH, Overlap
 
-__all__ = ["UselessProbe", "average"]
+__all__ = ["UselessProbe", "average", "other_loss"]
 
 logger = logging.getLogger("hdet")
 
 _MAX_CONSTANT = 3
 #: After so many draws of one and the same batch there is reason to say so.
 _SAME_BATCH = 8
+#: Losses at the same weights differ beyond doubt by so many standard errors, and worth a word by this share
+#: of the smaller. Where those of training hardly differ among themselves, as of one batch again and again,
+#: their spread says nothing of what other samples would have, and it takes more.
+_ERRORS, _SHARE, _SHARE_OF_ONE, _ONE = 5, 0.25, 1.0, 1e-3
+#: Fewer batches do not tell their own spread.
+_ENOUGH = 4
 
 
 class UselessProbe:
@@ -35,9 +44,34 @@ class UselessProbe:
         self._by_group = by_group
         self._constant = self._drawn = 0
         self._varied = self._said_same_batch = False
+        self._overlap = Overlap(probe)
+        #: The training losses at the weights that the first window judged is compared with.
+        self._training: Sample | None = Sample()
+
+    def watch(self) -> None:
+        """Training is under way."""
+        self._overlap.watch()
+
+    def row(self) -> list[float]:
+        """What this rank has seen of samples that are trained on; of one length on all ranks."""
+        return self._overlap.row()
+
+    def judge(self, seen: Seen, windows: Sequence[Window], *, judged: bool) -> tuple[str, ...]:
+        """What a user should know of what was seen, each once; what cannot steer is refused where windows are
+        ``judged``."""
+        if judged:
+            self.refuse(seen.step, windows)
+        said = [] if self._overlap.settled else [self._overlap.found([row[-WIDTH:] for row in seen.rows])]
+        if not judged and self._training is not None:
+            self._training = seen.training
+        elif self._training is not None:
+            said.append(other_loss(self._training, Sample.of(windows[0].previous)))
+            self._training = None
+        return tuple(filter(None, said))
 
     def drew(self, count: int) -> None:
-        """So many batches more were looked at."""
+        """So many batches more will be looked at."""
+        self._overlap.prepare()
         self._drawn += count
         if self._drawn >= _SAME_BATCH and self._probe.distinct == 1 and not self._said_same_batch:
             self._said_same_batch = True
@@ -78,11 +112,43 @@ class UselessProbe:
 
     def state(self) -> list[Any]:
         """Plain values."""
-        return [self._constant, self._varied]
+        first = None if self._training is None else asdict(self._training)
+        return [self._constant, self._varied, self._overlap.settled, first]
 
     def load(self, state: Sequence[Any]) -> None:
         """Take up where :meth:`state` left off."""
-        self._constant, self._varied = state
+        self._constant, self._varied, *doubts = state
+        settled, first = doubts or (False, None)  # one saved before has none
+        self._training = None if first is None else Sample(**first)
+        if settled:
+            self._overlap.settle()
+
+
+def other_loss(training: Sample, probe: Sample) -> str:
+    """What there is to say where losses of training and of a probe, at the same weights, are not alike.
+
+    Dropout is off in the probe, and a small difference no reason to speak.
+
+    >>> other_loss(Sample(2.3, 0.1, 10), Sample(2.4, 0.1, 4))
+    ''
+    >>> other_loss(Sample(2.3, 0.1, 10), Sample(147.0, 3.0, 4))[:71]
+    'at the same weights the training loss is 2.3 and that of the probe 147:'
+    """
+    if probe.count < _ENOUGH and training.mean:  # so few may be alike by chance
+        relative = training.spread * min(1, abs(probe.mean / training.mean))
+        probe = replace(probe, spread=max(probe.spread, relative))
+    apart = abs(training.mean - probe.mean)
+    one = training.spread <= _ONE * abs(training.mean)
+    least = (_SHARE_OF_ONE if one else _SHARE) * min(abs(training.mean), abs(probe.mean))
+    if not apart > max(_ERRORS * math.hypot(training.error, probe.error), least):  # NaN is not known
+        return ""
+    return (
+        f"at the same weights the training loss is {training.mean:.4g} and that of the probe "
+        f"{probe.mean:.4g}: the probe has other data than training, or another loss (a sum, not a mean; "
+        "a loss divided for accumulation; a penalty, smoothing, mixing or strong dropout in training alone), "
+        "or the weights know the training data from before. The learning rate is fitted to the probe's loss: "
+        "harmless if intended"
+    )
 
 
 def average(losses: Sequence[float]) -> float:

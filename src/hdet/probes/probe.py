@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, SupportsFloat
 
 import torch
@@ -103,6 +103,9 @@ class Probe:
         self._halves: tuple[list[Any], list[Any]] | None = None
         self._fingerprints: set[object] = set()
         self._fingerprinted = 0
+        self._measurements = 0
+        #: The number of the measurement in progress; None in training, for who sees the model's inputs.
+        self.measurement: int | None = None
 
     @classmethod
     def set_aside(
@@ -242,13 +245,23 @@ class Probe:
     ) -> list[list[float]]:
         """As :meth:`losses`, where ``loss_fn`` returns the losses of several replicas at once."""
         values: list[Tensor | float] = []
-        with torch.no_grad(), weights_alone(self._model), forked(self._model) as devices:
+        alone = weights_alone(self._model)
+        with torch.no_grad(), self._measuring(), alone, forked(self._model) as devices:
             for k, batch in enumerate(batches):
                 reseed(devices, "losses", self._seed, self._draws if of is None else of, k)
                 values.append(_as_losses(self._loss_fn(batch), replicas))
             tensors = [value for value in values if isinstance(value, Tensor)]
             read = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist() if tensors else ())
         return [next(read) if isinstance(value, Tensor) else [value] for value in values]
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        self._measurements += 1
+        self.measurement = self._measurements
+        try:
+            yield
+        finally:
+            self.measurement = None
 
     @property
     def has_norms(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from hdet.engine.training_loss import TrainingLoss, mean_losses
+from hdet.engine.training_loss import TrainingLoss, mean_losses, sample_of
 
 
 def mean(signal: TrainingLoss) -> float:
@@ -38,6 +40,22 @@ def test_mean_over_kinds(count: int) -> None:
     assert mean(signal) == pytest.approx(sum(values) / count)
     signal.reset()
     assert math.isnan(mean(signal))
+
+
+@pytest.mark.parametrize("count", [2, 32, 33, 100])
+def test_the_spread_of_all_ranks_over_kinds(count: int) -> None:
+    ranks = [TrainingLoss(), TrainingLoss()]
+    values = [7 + math.sin(k) for k in range(count)]
+    for k, value in enumerate(values):
+        tensor = torch.tensor(value, dtype=torch.float64)
+        ranks[k % 2].add([value, tensor, elsewhere(tensor), elsewhere(tensor.reshape(1))][k // 2 % 4])
+    sample = sample_of([cast("list[float]", rank.row()) for rank in ranks])
+    assert sample.count == count
+    assert (sample.mean, sample.spread) == pytest.approx((statistics.fmean(values), statistics.stdev(values)))
+    ranks[1].reset()
+    ranks[0].reset((14.0, 2))
+    sample = sample_of([cast("list[float]", rank.row()) for rank in ranks])
+    assert math.isnan(sample.spread), "the squares of before a resume are not known"
 
 
 def test_one_nan_shows() -> None:

@@ -1,0 +1,396 @@
+"""Samples of the probe that are trained on: found by the model's inputs, and nothing else taken for it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from hdet import AutoLR, BestMean, Probe
+from hdet.probes import overlap
+from hdet.probes.overlap import Evidence, Overlap, checksums, evidence
+
+pytestmark = pytest.mark.usefixtures("same_seed")
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Model(nn.Module):
+    """Takes anything of floats or integers, and comes to the same whatever it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        x = next(iter((*args, *kwargs.values())))
+        return self.scale + 0 * x.double().reshape(len(x), -1).mean(1)
+
+
+class Watched:
+    """A model under AutoLR that trains on ``data``, batches of it in order, and probes ``held_out``."""
+
+    def __init__(self, data: Tensor, held_out: Tensor, *, batch: int = 16, call: Any = None) -> None:
+        self.model = Model()
+        self.call: Callable[[Any], Tensor] = call or self.model
+        self.data, self.batch = data, batch
+        self.optimizer = SGD(self.model.parameters(), 1.0)
+        self.probe = Probe(self.loss, held_out.split(batch), model=self.model)
+        self.records: list[Any] = []
+        self.auto = AutoLR(self.optimizer, probe=self.probe, total_steps=400)
+
+    def loss(self, x: Any) -> Tensor:
+        return (self.call(x) - 3).square().mean()
+
+    def run(self, steps: int) -> Watched:
+        for k in range(steps):
+            batches = self.data.split(self.batch)
+            self.optimizer.zero_grad()
+            self.loss(batches[k % len(batches)]).backward()
+            self.optimizer.step()
+            record = self.auto.step()
+            self.records += [record] if record else []
+        return self
+
+    @property
+    def said(self) -> list[str]:
+        return [event for record in self.records for event in record.events if "were trained on" in event]
+
+    @property
+    def hooks(self) -> int:
+        return len(self.model._forward_pre_hooks)
+
+
+# ---------------------------------------------------------------------- what is found
+
+
+def test_a_probe_of_training_samples_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    data = draw(320, 6)
+    run = Watched(data, data[80:]).run(200)
+    assert run.said == [
+        "64 of 64 samples that the probe looked at were trained on (among 144 samples of the first 9 forward "
+        "passes): the learning rate and the choice of weights are fitted to data that training learns by "
+        "heart, and the held-out loss is too low; take batches out of the training data with "
+        "hdet.Probe.set_aside, or give Probe a held-out set"
+    ]
+    assert run.records[0].events == tuple(run.said), "and recorded, at the first sync"
+    told = [r for r in caplog.records if "were trained on" in r.getMessage()]
+    assert [r.levelno for r in told] == [logging.WARNING]
+
+
+def test_two_samples_are_enough() -> None:
+    data, held_out = draw(320, 6), draw(128, 6, seed=1)
+    held_out[5], held_out[40] = data[30], data[70]
+    (said,) = Watched(data, held_out).run(20).said
+    assert said.startswith("2 of 64 samples that the probe looked at were trained on")
+
+
+def test_what_is_seen_late_is_said_then() -> None:
+    data, held_out = draw(16 * 50, 6), draw(128, 6, seed=1)
+    held_out[:8] = data[16 * 40 : 16 * 40 + 8]
+    run = Watched(data, held_out).run(100)
+    assert [record.step for record in run.records if any("trained on" in e for e in record.events)] == [50]
+
+
+@pytest.mark.parametrize("size", [(3, 40, 40), (5,), (4, 4)])
+def test_images_and_integers(size: tuple[int, ...]) -> None:
+    """Of large samples a part of the values is enough; integers are as good as floats."""
+    data = draw(320, *size)
+    assert Watched(data, data[:64]).run(20).said
+    tokens = torch.randint(1000, (320, *size), generator=torch.Generator().manual_seed(0))
+    assert Watched(tokens, tokens[:64]).run(20).said
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
+def test_a_sample_has_one_checksum_in_any_batch(dtype: torch.dtype) -> None:
+    data = torch.arange(1, 3001).reshape(30, 100).to(dtype).contiguous()
+    whole = checksums(data)
+    assert whole is not None
+    one = [checksums({"x": [part]}) for part in data.split(1)]
+    assert torch.cat([sums[0] for sums in one if sums]).equal(whole[0])
+    assert len(whole[0].unique()) == (
+        30 if dtype in (torch.float64, torch.complex64) else len(data.unique(dim=0))
+    )
+    backwards = checksums(data.flip(1))
+    assert backwards is not None
+    assert not torch.isin(backwards[0], whole[0]).any()
+
+
+def test_integers_that_a_float_holds_do_not_collide() -> None:
+    """Small numbers differ in the high bits of a float alone."""
+    every = torch.cartesian_prod(*[torch.arange(6)] * 6)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+        sums = [found[0] for part in every.to(dtype).split(1024) if (found := checksums(part))]
+        assert len(torch.cat(sums).unique()) == len(every), dtype
+
+
+def test_all_tensors_of_a_sample_count() -> None:
+    """One image with two questions is two samples."""
+    image, question = draw(16, 20), torch.arange(16).reshape(16, 1)
+    a, b = checksums((image, question)), checksums(([image], {"q": question + 1}))
+    assert a is not None
+    assert b is not None
+    assert not torch.isin(a[0], b[0]).any()
+
+
+def test_best_mean_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
+    model, data = nn.Linear(6, 1), draw(320, 6)
+    best = BestMean(model, Probe(lambda x: model(x).square().mean(), data.split(16), model=model))
+    optimizer = SGD(model.parameters(), 0.01)
+    for k in range(100):
+        optimizer.zero_grad()
+        model(data.split(16)[k % 20]).square().mean().backward()
+        optimizer.step()
+        best.step()
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("BestMean: step 10: ")
+    assert "Probe.set_aside" in told
+    assert not model._forward_pre_hooks
+
+
+# ---------------------------------------------------------------------- what is not
+
+
+def test_other_samples_are_not_remarked_upon(caplog: pytest.LogCaptureFixture) -> None:
+    run = Watched(draw(320, 6), draw(128, 6, seed=1)).run(200)
+    assert not run.said
+    assert not caplog.records
+    assert not run.hooks, "and nobody looks any more"
+
+
+def zeros_among(data: Tensor, every: int) -> Tensor:
+    data[::every] = 0
+    return data
+
+
+def kinds(count: int, seed: int) -> Tensor:
+    """Samples that are one of some vectors: precomputed features of so many things."""
+    of = torch.randint(count, (640,), generator=torch.Generator().manual_seed(seed))
+    return draw(count, 50)[of]
+
+
+def tokens(values: int, length: int, seed: int) -> Tensor:
+    return torch.randint(values, (640, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: zeros_among(draw(640, 6, seed=seed), 5),
+        lambda seed: draw(640, 3, seed=seed).round(),
+        lambda seed: draw(640, 4, seed=seed).round(),
+        lambda seed: tokens(100, 1, seed),
+        lambda seed: tokens(10, 4, seed),
+        lambda seed: tokens(13, 4, seed),
+        lambda seed: tokens(3, 8, seed),
+        lambda seed: torch.cat([tokens(9, 4, seed), torch.zeros(640, 60, dtype=torch.int64)], 1),
+        lambda seed: kinds(50, seed),
+        lambda seed: kinds(5000, seed),
+    ],
+    ids=["zeros", "three", "rounded", "ids", "10⁴", "13⁴", "3⁸", "padded", "50 kinds", "5000 kinds"],
+)
+def test_samples_that_are_alike_by_nature_are_no_overlap(make: Callable[[int], Tensor]) -> None:
+    for seed in range(1, 5):
+        assert not Watched(make(seed), make(seed + 10)[:128]).run(80).said
+
+
+def test_one_input_for_all_is_no_overlap() -> None:
+    """A graph, of which the loss takes some nodes in training and others in the probe."""
+    graph = draw(32, 8)
+    assert not Watched(graph, graph, batch=32).run(80).said
+
+
+def test_validation_is_not_training() -> None:
+    data, held_out = draw(320, 6), draw(64, 6, seed=1)
+    run = Watched(data, held_out).run(2)
+    run.model.eval()
+    run.loss(held_out)
+    run.model.train()
+    with torch.no_grad():
+        run.loss(held_out)
+    run.probe.losses(held_out.split(16))
+    assert not run.run(80).said
+
+
+# ---------------------------------------------------------------------- nothing is in the way
+
+
+def test_it_looks_at_few_forwards_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    plain = checksums
+    monkeypatch.setattr(overlap, "checksums", lambda *a, **k: taken.append(1) or plain(*a, **k))
+    run = Watched(draw(3200, 6), draw(128, 6, seed=1))
+    assert run.hooks == 0, "a model may be captured, or scripted, before training begins"
+    run.run(150)
+    assert (run.hooks, len(taken)) == (0, 64 + 4)
+
+
+def test_many_forwards_a_step() -> None:
+    data = draw(320, 6)
+    run = Watched(data, data[:64])
+    run.call = lambda x: sum(run.model(x) for _ in range(30)) / 30  # type: ignore[return-value]
+    assert not run.run(80).hooks
+
+
+def test_a_run_that_is_forgotten_leaves_no_hook() -> None:
+    run = Watched(draw(320, 6), draw(64, 6)).run(3)
+    model = run.model
+    assert run.hooks == 1
+    run.optimizer, run.auto, run.probe = None, None, None  # type: ignore[assignment]
+    del run
+    gc.collect()
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_the_model_is_blind(copied: Any) -> None:
+    data = draw(320, 6)
+    run = Watched(data, data[:64]).run(3)
+    other = copied(run.model)
+    other(data[:64])
+    assert len(run.auto._horizon._useless._overlap._trained) == 2
+    (hook,) = other._forward_pre_hooks.values()
+    assert hook._overlap is None
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (),
+        (None, "text", 3),
+        (torch.zeros(0, 6),),
+        (torch.tensor(3.0),),
+        (torch.zeros(8, 6, device="meta"),),
+        (torch.eye(8).to_sparse(),),
+        (torch.zeros(8, 6, dtype=torch.float8_e4m3fn),),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_a_model_is_given(inputs: tuple[Any, ...]) -> None:
+    model = nn.Module()
+    model.forward = lambda *a, **k: torch.zeros(())  # type: ignore[method-assign]
+    probe = Probe(lambda x: model(*inputs, flag=True), [1, 2], model=model)
+    watch = Overlap(probe)
+    watch.watch()
+    for _ in range(3):
+        model(*inputs, flag=True)
+    watch.prepare()
+    probe.losses([1, 2])
+    assert watch.found([watch.row()]) == ""
+
+
+def test_within_a_transform() -> None:
+    model, x = nn.Linear(6, 1), draw(8, 6)
+    watch = Overlap(Probe(lambda x: model(x).mean(), [x], model=model))
+    watch.watch()
+    torch.vmap(model)(x)
+    torch.func.jacrev(lambda x: model(x).sum())(x)
+    probe = watch._probe
+    probe.losses([x])
+    assert watch.found([watch.row()]) == ""
+
+
+class Compiled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sum(1).tanh()
+
+
+@pytest.mark.parametrize("how", ["inner", "outer", "in place"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_compiled_as_often_as_without(how: str) -> None:
+    def compiled(watched: bool) -> tuple[int, str]:
+        torch._dynamo.reset()
+        graphs: list[int] = []
+
+        def backend(graph: Any, _: object) -> Any:
+            graphs.append(1)
+            return graph.forward
+
+        model = Compiled()
+        run: Any = model
+        if how == "in place":
+            model.compile(backend=backend, fullgraph=True)
+        else:
+            run = torch.compile(model, backend=backend, fullgraph=True)
+        data = draw(320, 6).split(16)
+        probe = Probe(lambda x: run(x).mean(), data[:4], model=run if how == "outer" else model)
+        watch = Overlap(probe)
+        said = ""
+        for k in range(100):
+            run(data[k % 20]).mean().backward()
+            if watched:
+                watch.watch()
+            if k % 10 == 9:
+                if watched:
+                    watch.prepare()
+                probe.losses(data[:4])
+                said = said or (watch.found([watch.row()]) if watched and not watch.settled else "")
+        assert not run._forward_pre_hooks
+        return len(graphs), said
+
+    plain, watched = compiled(False), compiled(True)
+    assert plain[0] == watched[0] > 0
+    assert bool(watched[1]) == (how == "outer")
+
+
+def test_a_wrapper_and_what_it_wraps_are_one() -> None:
+    """Training calls the wrapper, and the loss function the module in it."""
+
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.module(x)  # type: ignore[no-any-return]
+
+    inner, data = nn.Linear(6, 1), draw(64, 6)
+    model = DistributedDataParallel(inner)
+    watch = Overlap(Probe(lambda x: inner(x).mean(), data.split(16), model=model))
+    watch.watch()
+    for x in data.split(32):
+        model(x)
+    watch._probe.losses(data[:32].split(16))
+    assert watch.found([watch.row()]).startswith("32 of 32")
+
+
+# ---------------------------------------------------------------------- what follows from checksums
+
+
+def test_several_ranks_are_counted_together() -> None:
+    row = Evidence(1, 64, 100, 9, 0.0, 1).row()
+    watch = Overlap(Probe(lambda x: 0.0, [1], model=nn.Linear(1, 1)))
+    assert watch.found([row[:], Evidence(0, 64, 100, 9, 0.0, 1).row()]) == ""
+    assert watch.found([row, row]).startswith("2 of 128 samples that the probe looked at")
+    assert watch.settled
+    assert watch.row() == []
+
+
+def test_a_second_pass_is_no_coincidence() -> None:
+    """Training that repeats itself does not make overlap look natural; one that is full of twins does."""
+    numbers = torch.arange(64)
+    unlike = [torch.tensor(-100.0)]
+    twice = [*numbers.split(8), *numbers.flip(0).split(8)]
+    found = evidence(twice, [numbers[:20]], unlike)
+    assert (found.overlapping, found.probed, found.trained) == (20, 20, 64)
+    assert found.convinces
+    assert evidence(twice, [numbers[:10], numbers[10:20], numbers[:10]], unlike) == found, "nor of the probe"
+    twins = [torch.tensor([k, k, k + 1000, k + 2000, k + 3000]) for k in range(12)]
+    found = evidence(twins, [numbers[:20]], unlike)
+    assert found.overlapping == 12
+    assert not found.convinces
