@@ -162,6 +162,17 @@ def _matrix(result: dict[str, Any]) -> str:
 _PARTS = {" excess": _excess, " matrix": _matrix}
 
 
+def _lightbench(result: dict[str, Any]) -> str:
+    """How many were solved, and which of those that ten trials solve were not."""
+    counts, published = result["counts"]["autolr"], result["adamw_solved_within_trials"]
+    lines = [
+        "| one run of AutoLR each | AdamW within 10 trials | within 30 | within 1,000 |",
+        "|---|---|---|---|",
+        f"| {counts['solved']} of {counts['run']} | " + " | ".join(map(str, published.values())) + " |",
+    ]
+    return "\n".join(lines)
+
+
 def _hyperparameters(result: dict[str, Any]) -> str:
     parts = [_markdown(*hyperparameters_analysis.grid(result))]
     notes = [
@@ -193,6 +204,7 @@ _RENDER = {
     "regret": _regret,
     "autolr": _autolr,
     "hyperparameters": _hyperparameters,
+    "lightbench": _lightbench,
     "feed": feed.markdown,
     "stacked": stacked.markdown,
     "replicas": replicas.markdown,

@@ -42,12 +42,14 @@ __all__ = [
     "drawing_is_cheap",
     "moves_a_few_percent",
     "near_the_sweep",
+    "near_the_sweep_with_its_choice",
     "never_diverges",
     "never_waits",
     "no_order",
     "optimizers_rate_is_not_read",
     "recovers",
     "same_path_as_plain",
+    "solves_as_ten_trials_do",
     "stacked_is_faster",
     "step_costs_little",
     "ten_times_off_stays_off",
@@ -69,6 +71,32 @@ def near_the_sweep(results: Results) -> Judged:
         goals = [_goal(result, words) for words in ("mean regret", "worst at", "mean 0.7", "worst 2")]
         places += [Place(text, goals[0]["met"]), *(Place("", goal["met"]) for goal in goals[1:])]
     return at_places(places)
+
+
+def near_the_sweep_with_its_choice(results: Results) -> Judged:
+    """A place for each goal: excess on average and at worst, beside peers, and over the sweep as it ends."""
+    places = []
+    for name, result in results.items():
+        over = result["excess"]["overall"]["autolr"]
+        chosen, ends = over["chosen"], over["chosen_over_ends"]
+        text = (
+            f"{name}: mean {chosen['mean']:.1f} %, worst {chosen['worst']:.1f} % ({chosen['worst_on']}); "
+            f"over the sweep as it ends {signed(ends['mean'], '.1f')} %"
+        )
+        goals = list(result["excess"]["goals"].values())
+        places += [Place("" if k else text, goal["met"]) for k, goal in enumerate(goals)]
+    return at_places(places)
+
+
+def solves_as_ten_trials_do(results: Results) -> Judged:
+    """Two places: as many problems as AdamW solves within 10 trials of a search, and within 30."""
+    (result,) = results.values()
+    solved, published = result["counts"]["autolr"]["solved"], result["adamw_solved_within_trials"]
+    text = (
+        f"{solved} of {result['counts']['autolr']['run']} solved by one run each; AdamW {published['10']} "
+        f"within 10 trials, {published['30']} within 30"
+    )
+    return at_places([Place(text, solved >= published["10"]), Place("", solved >= published["30"])])
 
 
 def ahead_of_peers(results: Results) -> Judged:

@@ -214,8 +214,9 @@ class Horizon(Policy):
 
     @property
     def _judges(self) -> bool:
-        """Whether weights have moved, so that there is something to compare."""
-        return any(state.windows > 0 for state in self._states)
+        """Whether weights have moved, and there is something to compare with."""
+        known = self._points is not None or self.incumbent.previous is not None
+        return known and any(state.windows > 0 for state in self._states)
 
     def _few(self) -> int:
         """How many batches e is measured on: all of them where it may be handed over."""
@@ -310,8 +311,8 @@ class Horizon(Policy):
         rule = self._controller.update if self._clock.searching else self._controller.descend
         decisions = [
             rule(state, window)
-            if self._trail.weights[part]
-            else HorizonDecision(state, "hold", 0.0, why="nothing is trained")
+            if self._trail.weights[part] and (window.previous or not window.mean or state.windows == 0)
+            else HorizonDecision(state, "hold", 0.0, why="nothing to compare")
             for state, window, part in zip(self._states, windows, self._trail.scopes, strict=True)
         ]
         events: tuple[str, ...] = ()

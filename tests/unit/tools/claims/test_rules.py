@@ -74,6 +74,22 @@ def beats_low(line: str) -> list[tuple[Any, Verdict]]:
     ]
 
 
+def excess(*met: bool) -> dict[str, Any]:
+    """The goals of the excess table."""
+    over = {"mean": 1.0, "worst": 3.0, "worst_on": "task adamw"}
+    goals = {str(k): {"met": one} for k, one in enumerate(met)}
+    return {"excess": {"overall": {"autolr": {"chosen": over, "chosen_over_ends": over}}, "goals": goals}}
+
+
+def solved(count: int) -> dict[str, Any]:
+    """Of LightBench's problems."""
+    published = {"10": 62, "30": 86, "1000": 95}
+    return {
+        "counts": {"autolr": {"solved": count, "run": 136}},
+        "adamw_solved_within_trials": published,
+    }
+
+
 CASES: dict[Any, list[tuple[Any, Verdict]]] = {
     paper.baseline_crashes: [
         ([a_table(paper_crashes={HIGH: 3})], HOLDS),
@@ -163,6 +179,16 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([regret(0.3, 1.0)], HOLDS),
         ([regret(0.2, 5.0)], PARTLY),
         ([regret(1.0, 5.0)], NOT_HERE),
+    ],
+    readme.near_the_sweep_with_its_choice: [
+        ([excess(True, True)], HOLDS),
+        ([excess(True, False)], PARTLY),
+        ([excess(False, False)], NOT_HERE),
+    ],
+    readme.solves_as_ten_trials_do: [
+        ([solved(86)], HOLDS),
+        ([solved(62)], PARTLY),
+        ([solved(61)], NOT_HERE),
     ],
     readme.ahead_of_peers: [
         ([regret()], HOLDS),
