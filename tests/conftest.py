@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -27,3 +28,12 @@ def ranks() -> Iterator[LocalProcesses]:
 def same_seed() -> None:
     """Probes take their random state from the seed of the moment."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """Benchmarks silence the package in the process that they run in."""
+    logger = logging.getLogger("hdet")
+    level = logger.level
+    yield
+    logger.setLevel(level)

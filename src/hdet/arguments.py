@@ -17,12 +17,14 @@ from hdet.probes import Probe
 from hdet.replicas.stacked.optimizer import StackedOptimizer
 from hdet.schedules import SHAPES
 
-__all__ = ["LEAST_STEPS", "check", "doubt", "take_optimizers"]
+__all__ = ["LEAST_STEPS", "check", "doubt", "shortest_window", "take_optimizers"]
 
 logger = logging.getLogger("hdet")
 
 #: Fewer steps than this hold too few windows for any decision.
 LEAST_STEPS = 40
+#: The shortest window; momentum that remembers more steps than twice as many makes it longer.
+_FIRST = 10
 
 
 def take_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
@@ -35,6 +37,19 @@ def take_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
     if len(parts) > 1 and any(isinstance(part, StackedOptimizer) for part in parts):
         raise TypeError("AutoLR: several optimizers must train one model, got replicas that are stacked")
     return parts[0] if len(parts) == 1 else JointOptimizer("AutoLR", parts)
+
+
+def shortest_window(optimizer: Optimizer, total_steps: int | None) -> int:
+    """Ten steps, or as many as momentum remembers: within fewer its swing looks like a trend.
+
+    A run has eight of them at least.
+    """
+    betas = [group.get("momentum", group.get("betas", (0.0,))[0]) for group in optimizer.param_groups]
+    memory = max(1 / (1 - beta) if isinstance(beta, float) and beta < 1 else 1.0 for beta in betas)
+    if memory <= 2 * _FIRST:
+        return _FIRST
+    longest = math.inf if total_steps is None else max(total_steps // 8, _FIRST)
+    return round(min(memory, longest))
 
 
 def check(

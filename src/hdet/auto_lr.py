@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.arguments import LEAST_STEPS, check, doubt, take_optimizers
+from hdet.arguments import LEAST_STEPS, check, doubt, shortest_window, take_optimizers
 from hdet.best import Handed
 from hdet.controllers import HorizonController
 from hdet.engine.agreement import check_together
@@ -145,7 +145,7 @@ class AutoLR(LRScheduler):
             [LearningRate(spread=spread)],
             probe,
             controller or HorizonController(),
-            _windows(sync_every, self._shape),
+            _windows(sync_every or shortest_window(every, total_steps), self._shape, grow=not sync_every),
             scope=scope,
             snapshot=snapshot,
             keep=keep,
@@ -381,6 +381,6 @@ class AutoLR(LRScheduler):
         return self._horizon.extra_bytes()
 
 
-def _windows(sync_every: int | None, shape: Shape | None) -> Windows:
+def _windows(first: int, shape: Shape | None, *, grow: bool) -> Windows:
     last = None if shape is None else shape.search_until
-    return Windows(last=last) if sync_every is None else Windows(first=sync_every, share=0.0, last=last)
+    return Windows(first=first, last=last) if grow else Windows(first=first, share=0.0, last=last)

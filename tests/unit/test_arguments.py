@@ -10,6 +10,7 @@ import torch
 from torch.optim import LBFGS, SGD, AdamW, lr_scheduler
 
 from hdet import AutoLR, Probe
+from hdet.arguments import shortest_window
 from tests.unit.training import X, network, probe_of, squared
 
 
@@ -80,3 +81,20 @@ def test_one_search_is_no_shape_for_another() -> None:
     with pytest.raises(TypeError, match="a shape for AutoLR to scale, got an AutoLR"):
         AutoLR(optimizer, probe=probe_of(model), schedule=auto)
     assert isinstance(auto, lr_scheduler.LRScheduler)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "total_steps", "steps"),
+    [
+        (lambda p: torch.optim.SGD(p, 0.1), 1000, 10),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1000, 10),
+        (lambda p: torch.optim.AdamW(p, betas=(0.95, 0.999)), 1000, 10),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 1000, 100),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), None, 100),
+        (lambda p: torch.optim.Adam(p, betas=(0.98, 0.999)), 1000, 50),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 400, 50),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 40, 10),
+    ],
+)
+def test_no_window_is_shorter_than_momentum_remembers(optimizer: Any, total_steps: Any, steps: int) -> None:
+    assert shortest_window(optimizer([torch.nn.Parameter(torch.ones(2))]), total_steps) == steps

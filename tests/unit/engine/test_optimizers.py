@@ -215,7 +215,7 @@ def test_muon_and_adamw_end_where_rates_chosen_by_hand_do(monkeypatch: pytest.Mo
     hurt = Pair(torch.optim.Muon, total_steps=400)
     hurt.poison = 130
     hurt.run(400)
-    assert [r.step for r in hurt.records if any("back to the weights" in e for e in r.events)] == [147]
+    assert [r.step for r in hurt.records if any("back to the weights" in e for e in r.events)] == [135]
     assert hurt.loss() < 0.1 * start
     assert all(torch.isfinite(p).all() for p in hurt.model.parameters())
 
