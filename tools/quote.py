@@ -173,6 +173,20 @@ def _lightbench(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _deepobs(result: dict[str, Any]) -> str:
+    """Beside the published runs."""
+    arms = ("AutoLR", "swept, with decay", "default")
+    lines = ["| optimizer | published, tuned | AutoLR | swept here, with decay | at 1e-3 |", "|---" * 5 + "|"]
+    for row in result["rows"]:
+        cells = [row["published"], *(row["arms"][arm] for arm in arms)]
+        said = [
+            "–" if not c or c["mean"] is None else f"{c['mean']:.3f} ± {c['deviation']:.3f}" for c in cells
+        ]
+        lines.append(f"| {row['optimizer']} | {' | '.join(said)} |")
+    note = f"Test loss after {result['settings']['steps']} steps, mean ± deviation of ten seeds."
+    return "\n".join([*lines, "", note])
+
+
 def _hyperparameters(result: dict[str, Any]) -> str:
     parts = [_markdown(*hyperparameters_analysis.grid(result))]
     notes = [
@@ -205,6 +219,7 @@ _RENDER = {
     "autolr": _autolr,
     "hyperparameters": _hyperparameters,
     "lightbench": _lightbench,
+    "deepobs": _deepobs,
     "feed": feed.markdown,
     "stacked": stacked.markdown,
     "replicas": replicas.markdown,

@@ -47,7 +47,9 @@ __all__ = [
     "never_waits",
     "no_order",
     "optimizers_rate_is_not_read",
+    "reaches_published",
     "recovers",
+    "replicas_help_the_search",
     "same_path_as_plain",
     "solves_as_ten_trials_do",
     "stacked_is_faster",
@@ -97,6 +99,33 @@ def solves_as_ten_trials_do(results: Results) -> Judged:
         f"within 10 trials, {published['30']} within 30"
     )
     return at_places([Place(text, solved >= published["10"]), Place("", solved >= published["30"])])
+
+
+def reaches_published(results: Results) -> Judged:
+    """An optimizer counts unless AutoLR's loss is above the published tuned one by two standard errors."""
+    (result,) = results.values()
+    places = []
+    for row in result["rows"]:
+        if row["published"]:
+            found, published = row["arms"]["AutoLR"]["mean"], row["published"]["mean"]
+            text = f"{row['optimizer']} {found:.2f}, published {published:.2f}"
+            places.append(Place(text, row["AutoLR_is"] != "above"))
+    return at_places(places)
+
+
+def replicas_help_the_search(results: Results) -> Judged:
+    """An arm with most replicas counts if the weights it chose lose less than one replica's, intervals
+    apart."""
+    (result,) = results.values()
+    most = max(line["replicas"] for line in result["lines"])
+    places = []
+    for line in result["lines"]:
+        change, half = (line["chosen"].get(name) for name in ("difference", "difference_half_width"))
+        if line["replicas"] == most and change is not None:
+            spread = f", spread {line['spread']:g}" if line["spread"] else ""
+            text = f"{line['arm']}{spread} {signed(change, '.2f')}{'' if half is None else f' ± {half:.2f}'}"
+            places.append(Place(text, None if half is None else change + half < 0))
+    return at_places(headed(f"points of regret, N = {most}", places))
 
 
 def ahead_of_peers(results: Results) -> Judged:

@@ -204,6 +204,18 @@ README = (
         ("lightbench",),
     ),
     Claim(
+        "evidence, yardsticks",
+        "On DeepOBS's quadratic_deep AutoLR is within the error of published tuned runs, or below",
+        readme.reaches_published,
+        ("deepobs",),
+    ),
+    Claim(
+        "paper, abstract; evidence, What replicas add",
+        "Replicas help AutoLR to find the learning rate",
+        readme.replicas_help_the_search,
+        ("fan-out",),
+    ),
+    Claim(
         "evidence, six tasks",
         "AutoLR, given no rate, loses to a tuned sweep 0.3 % on average and 1 % at worst (or 0.7 and 2 %)",
         readme.near_the_sweep,

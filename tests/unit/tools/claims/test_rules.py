@@ -90,6 +90,29 @@ def solved(count: int) -> dict[str, Any]:
     }
 
 
+def deepobs(*beside: str) -> dict[str, Any]:
+    """AutoLR beside published runs."""
+    arms = {"AutoLR": {"mean": 87.0}}
+    rows = [
+        {"optimizer": "SGD", "published": {"mean": 87.1}, "arms": arms, "AutoLR_is": one} for one in beside
+    ]
+    return {"rows": [*rows, {"optimizer": "momentum 0.9", "published": None, "arms": arms}]}
+
+
+def fan_out(*differences: tuple[float, float | None]) -> dict[str, Any]:
+    """What arms of four replicas lose beside one."""
+    lines = [
+        {
+            "arm": f"arm {k}",
+            "spread": 0.3,
+            "replicas": 4,
+            "chosen": {"difference": change, "difference_half_width": half},
+        }
+        for k, (change, half) in enumerate(differences)
+    ]
+    return {"lines": [{"arm": "probes", "spread": 0.0, "replicas": 1, "chosen": {}}, *lines]}
+
+
 CASES: dict[Any, list[tuple[Any, Verdict]]] = {
     paper.baseline_crashes: [
         ([a_table(paper_crashes={HIGH: 3})], HOLDS),
@@ -189,6 +212,17 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([solved(86)], HOLDS),
         ([solved(62)], PARTLY),
         ([solved(61)], NOT_HERE),
+    ],
+    readme.reaches_published: [
+        ([deepobs("below", "within")], HOLDS),
+        ([deepobs("below", "above")], PARTLY),
+        ([deepobs("above")], NOT_HERE),
+    ],
+    readme.replicas_help_the_search: [
+        ([fan_out((-2.0, 1.0))], HOLDS),
+        ([fan_out((-2.0, 1.0), (-0.5, 1.0))], PARTLY),
+        ([fan_out((-0.5, 1.0), (3.0, 0.1))], NOT_HERE),
+        ([fan_out((-0.5, None))], UNTESTED),
     ],
     readme.ahead_of_peers: [
         ([regret()], HOLDS),
