@@ -253,3 +253,11 @@ def test_the_regret_of_more_replicas_follows_from_the_runs() -> None:
             assert len(seen) == found["seeds"] == result["settings"]["seeds"]
             regret = 100 * (statistics.fmean(seen) - loss) / gained
             assert found["mean"] == pytest.approx(regret, rel=1e-3, abs=1e-3)
+
+
+def test_every_file_that_a_document_links_to_is_there() -> None:
+    for document in DOCUMENTS:
+        path = ROOT / document
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+        assert links
+        assert [link for link in links if not (path.parent / link).exists()] == []
