@@ -21,6 +21,7 @@ __all__ = [
     "PEERS",
     "Tuned",
     "analyse",
+    "by_pair",
     "digits",
     "grid",
     "interval",
@@ -135,15 +136,20 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, t * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def by_pair(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """The rows of each workload and optimizer."""
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["workload"], row["optimizer"]].append(row)
+    return found
+
+
 def analyse(rows: Sequence[Row], failed: Sequence[Row] = ()) -> dict[str, Any]:
     """Each workload and optimizer, each arm over all of them, and the goals; plain JSON.
 
     ``failed`` are the rows of runs that raised: they have no loss, but count against the goals.
     """
-    by_pair: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        by_pair[row["workload"], row["optimizer"]].append(row)
-    pairs = [found for pair, its_rows in by_pair.items() if (found := _pair(*pair, its_rows)) is not None]
+    pairs = [found for pair, its in by_pair(rows).items() if (found := _pair(*pair, its)) is not None]
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair["arms"]))
     overall = {arm: _overall(pairs, arm) for arm in arms}
     return {"pairs": pairs, "overall": overall, "goals": _goals(pairs, overall, [*rows, *failed])}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdet.bench.regret.analysis import COLUMNS, PEERS, Tuned, interval, tuned
+from hdet.bench.regret.analysis import COLUMNS, PEERS, Tuned, by_pair, interval, tuned
 from hdet.bench.regret.curve import Curve
 from hdet.bench.regret.plan import Row, knows, loss_of
 
@@ -54,10 +54,7 @@ def compare(rows: Sequence[Row], failed: Sequence[Row] = ()) -> dict[str, Any]:
 
     ``failed`` are the rows of runs that raised: they have no loss, but count against the goals.
     """
-    by_pair: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        by_pair[row["workload"], row["optimizer"]].append(row)
-    pairs = [found for pair, its_rows in by_pair.items() if (found := _pair(*pair, its_rows)) is not None]
+    pairs = [found for pair, its in by_pair(rows).items() if (found := _pair(*pair, its)) is not None]
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair["arms"]))
     overall = {arm: {measure: _overall(pairs, arm, measure) for measure in MEASURES} for arm in arms}
     return {"pairs": pairs, "overall": overall, "goals": _goals(pairs, overall, [*rows, *failed])}
