@@ -35,10 +35,11 @@ _PROBE_SEED = 123_457
 
 
 class _Timed(NamedTuple):
-    """Seconds of one run, and those spent in the scheduler's calls."""
+    """Seconds of one run, those spent in the scheduler's calls, and bytes on the GPU at its end."""
 
     whole: float
     scheduler: float
+    on_device: int
 
 
 def run(
@@ -89,6 +90,7 @@ def _measure(workload: Workload, batches: list[Batch], optimizer: str, steps: in
         # On a GPU the host does not wait, so this is the host's part alone.
         "overhead_in_calls": in_calls / whole_plain,
         "extra_memory_in_weights": auto.extra_bytes() / weights,
+        "extra_on_device_in_weights": (first.on_device - plain.on_device) / weights,
     }
 
 
@@ -126,7 +128,8 @@ def _train(
         after_step()
         spent += time.perf_counter() - before
     finish()
-    return _Timed(time.perf_counter() - began, spent), found
+    on_device = torch.cuda.memory_allocated() if batches[0][0].is_cuda else 0
+    return _Timed(time.perf_counter() - began, spent, on_device), found
 
 
 def _endless(batches: Iterator[Batch]) -> Callable[[int], Batch]:
