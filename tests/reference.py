@@ -244,6 +244,27 @@ def joint(fits: Sequence[LeastSquares], s: JointSettings) -> list[tuple[float, f
     return known
 
 
+def leashed(wanted: Sequence[float], fits: Sequence[LeastSquares], h: int, limit: float) -> float:
+    """The last of the moves, each as long as wanted, but for those that lead further than ``limit`` from
+    where the value was last certain: by three errors of the mean of all slopes since."""
+    position = anchor = 0.0
+    since, made = 0, 0.0
+    for j, move in enumerate(wanted):
+        before = position
+        position += move
+        if abs(position - anchor) > limit:
+            seen = fits[since : j + 1]
+            mean = sum(f.slopes[h] / f.variances[h] for f in seen) / sum(1 / f.variances[h] for f in seen)
+            error = math.sqrt(_noise(fits[: j + 1], 0.9) / sum(1 / f.variances[h] for f in seen))
+            enough = 3 * (1 + 4 / _freedom(fits[: j + 1], 0.9)) * error
+            if mean * (position - anchor) < 0 and abs(mean) >= enough:
+                anchor, since = position, j + 1
+            else:
+                position = anchor + math.copysign(limit, position - anchor)
+        made = position - before
+    return made
+
+
 def _pooled(slopes: Sequence[float], variances: Sequence[float], memory: float) -> tuple[float, float]:
     """The mean by precision and age, and its variance in units of the noise."""
     k = len(slopes) - 1
@@ -254,13 +275,18 @@ def _pooled(slopes: Sequence[float], variances: Sequence[float], memory: float) 
 
 def _noise(fits: Sequence[LeastSquares], memory: float) -> float:
     """Its variance, by age; without residuals, from slopes that differ from round to round."""
-    squares = freedom = 0.0
+    squares = 0.0
     for j, f in enumerate(fits):
-        found, degrees = f.residual, f.freedom
+        found = f.residual
         if f.freedom == 0:
             pairs = zip(f.slopes, f.variances, fits[j - 1].slopes, fits[j - 1].variances, strict=True)
             found = sum((g - h) ** 2 / (v + u) for g, v, h, u in pairs) if j else 0.0
-            degrees = len(f.slopes) if j else 0
         squares += memory ** (len(fits) - 1 - j) * found
-        freedom += memory ** (len(fits) - 1 - j) * degrees
+    freedom = _freedom(fits, memory)
     return squares / freedom if freedom else math.nan
+
+
+def _freedom(fits: Sequence[LeastSquares], memory: float) -> float:
+    """How many residuals the noise is known by."""
+    own = [f.freedom or (len(f.slopes) if j else 0) for j, f in enumerate(fits)]
+    return sum(memory ** (len(fits) - 1 - j) * degrees for j, degrees in enumerate(own))

@@ -32,7 +32,12 @@ _LOUDEST = 5.0
 #: The square of a larger loss is no float any more.
 _TOO_LARGE = 1e150
 _SINGULAR = 1e-9
+#: A value stays within so many of its first spreads of where it was last certain, by so many errors of all
+#: slopes since. Moves that each follow one significant round would wander without an end where there is no
+#: effect at all: one round in three is significant by chance.
+_LEASH, _CERTAIN = 2.0, 3.0
 _NUMBERS = ("spread", "narrowest", "widest", "information", "evidence", "information_squared")
+_SINCE = ("away", "information_since", "evidence_since")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,10 @@ class AxisState:
     direction: int = 0
     #: The last round's own slope and its variance in units of the noise.
     last: tuple[float, float] | None = None
+    #: How far the value is from where it was last certain, and all evidence since, none of it fading.
+    away: float = 0.0
+    information_since: float = 0.0
+    evidence_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,8 @@ class RegressionState:
         rows: list[list[float | None]] = [[self.noise, self.freedom]]
         for axis in self.axes:
             last = axis.last or (None, None)
-            rows.append([*(getattr(axis, name) for name in _NUMBERS), float(axis.direction), *last])
+            numbers, since = ([getattr(axis, name) for name in names] for names in (_NUMBERS, _SINCE))
+            rows.append([*numbers, float(axis.direction), *last, *since])
         return rows
 
     @classmethod
@@ -77,9 +87,10 @@ class RegressionState:
         (noise, freedom), *others = rows
         axes = []
         for row in others:
-            *numbers, direction, slope, variance = row
+            (*numbers, direction, slope, variance), since = row[: len(_NUMBERS) + 3], row[len(_NUMBERS) + 3 :]
             last = None if slope is None or variance is None else (slope, variance)
-            known = dict(zip(_NUMBERS, numbers, strict=True))
+            # States of before there was a leash have nothing to say about it.
+            known = dict(zip((*_NUMBERS, *_SINCE), (*numbers, *(since or (0.0,) * 3)), strict=True))
             axes.append(AxisState(**known, direction=int(direction or 0), last=last))  # type: ignore[arg-type]
         return cls(tuple(axes), noise or 0.0, freedom or 0.0)
 
@@ -127,7 +138,8 @@ class RegressionController:
     spread widens; else the base moves by ``spread · min(1, |t| / full_step)``. Where a significant slope has
     turned its sign the value sought lies between: the spread narrows, and stays within what it was there.
     A replica whose loss is out of all proportion, or no number, speaks against its values, but no louder
-    than others usually do; where one was lost altogether the spreads narrow.
+    than others usually do; where one was lost altogether the spreads narrow. What has no effect stays within
+    two of its first spreads, unless all rounds together are three errors away from none.
 
     Args:
         memory: φ in [0, 1), the weight of a round against the one after it.
@@ -196,7 +208,7 @@ class RegressionController:
         estimates = [Estimate(math.nan, math.nan, 0.0) for _ in offsets]
         for i, h in enumerate(explored):
             axis = self._remember(axes[h], fitted.slopes[i], fitted.variances[i], deviation)
-            axis, estimates[h] = self._judge(axis, deviation)
+            axis, estimates[h] = self._judge(axis, deviation, state.freedom)
             axes[h] = self._narrowed(axis, lost)
         return RegressionDecision(replace(state, axes=tuple(axes)), tuple(estimates), capped)
 
@@ -219,9 +231,11 @@ class RegressionController:
             evidence=memory * axis.evidence + weight * slope,
             information_squared=memory**2 * axis.information_squared + weight,
             last=(slope, variance),
+            information_since=axis.information_since + weight,
+            evidence_since=axis.evidence_since + weight * slope,
         )
 
-    def _judge(self, axis: AxisState, deviation: float) -> tuple[AxisState, Estimate]:
+    def _judge(self, axis: AxisState, deviation: float, freedom: float) -> tuple[AxisState, Estimate]:
         slope = axis.evidence / axis.information
         error = deviation * math.sqrt(axis.information_squared) / axis.information
         if math.isnan(error):  # as many replicas as unknowns: the noise shows from the second round on
@@ -236,7 +250,21 @@ class RegressionController:
         if direction == -axis.direction:
             widest = max(axis.narrowest, axis.spread)
             axis = replace(axis, spread=max(axis.narrowest, axis.spread * self.narrow), widest=widest)
-        return replace(axis, direction=direction), Estimate(slope, error, move)
+        # Three errors that few residuals tell are more of them: by Student's law, near enough.
+        certain = _CERTAIN * (1 + 4 / freedom) * deviation
+        axis, move = self._leashed(replace(axis, direction=direction), move, certain)
+        return axis, Estimate(slope, error, move)
+
+    def _leashed(self, axis: AxisState, move: float, certain: float) -> tuple[AxisState, float]:
+        """As far as the leash goes; beyond it where all rounds since speak for it together."""
+        limit = _LEASH * self.reach * axis.narrowest
+        away = axis.away + move
+        if abs(away) > limit:
+            enough = certain * math.sqrt(axis.information_since)
+            if -math.copysign(1.0, away) * axis.evidence_since >= enough:
+                return replace(axis, away=0.0, information_since=0.0, evidence_since=0.0), move
+            away = math.copysign(limit, away)
+        return replace(axis, away=away), away - axis.away
 
 
 def fit(columns: Sequence[Sequence[float]], losses: Sequence[float]) -> Fit | None:
