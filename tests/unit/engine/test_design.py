@@ -96,6 +96,30 @@ def test_an_orthogonal_design_balances_every_hyperparameter_and_every_pair(
     assert backwards == dealt[::-1]
 
 
+KINDS = ("weight_decay", "dropout", "label_smoothing", "temperature", "gradient_clip", "momentum", "beta2")
+
+
+@pytest.mark.parametrize(
+    ("size", "kinds"), [(4, KINDS[:3]), (8, KINDS), (12, KINDS), (16, KINDS)], ids=lambda x: str(x)[:3]
+)
+def test_removing_a_hyperparameter_changes_nothing_for_the_others(size: int, kinds: tuple[str, ...]) -> None:
+    for round in range(1, 20):
+        every = dict(zip(kinds, orthogonal(size, kinds, seed=3, round=round), strict=True))
+        for removed in kinds:
+            kept = [name for name in kinds if name != removed]
+            for name, row in zip(kept, orthogonal(size, kept, seed=3, round=round), strict=True):
+                assert row == every[name]
+
+
+@given(st.sets(st.text("abcd", min_size=1, max_size=3), min_size=2, max_size=7), st.integers(0, 50))
+def test_whatever_its_name_at_most_those_after_it_change(names: set[str], round: int) -> None:
+    """Two names may like one column best: there are more names than columns."""
+    first, *others = sorted(names, reverse=True)
+    every = dict(zip(sorted(names), orthogonal(8, sorted(names), seed=0, round=round), strict=True))
+    for name, row in zip(others, orthogonal(8, others, seed=0, round=round), strict=True):
+        assert row == every[name], f"without {first}, the last by the alphabet"
+
+
 def test_an_orthogonal_design_gives_every_replica_both_levels_in_turn() -> None:
     rounds = [orthogonal(8, ["a", "b", "c"], seed=1, round=k) for k in range(400)]
     for h in range(3):
