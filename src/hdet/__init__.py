@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hdet.auto_lr import AutoLR
+    from hdet.auto_tune import AutoTune
     from hdet.best_mean import BestMean
     from hdet.controllers import HorizonController, RegressionController, SoftmaxController
     from hdet.ensemble import Ensemble
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 #: Where each public name lives; the imports above tell type checkers the same.
 _HOMES = {
     "AutoLR": "auto_lr",
+    "AutoTune": "auto_tune",
     "BestMean": "best_mean",
     "HorizonController": "controllers",
     "RegressionController": "controllers",
@@ -62,6 +64,7 @@ _HOMES = {
 __all__ = [
     "Arms",
     "AutoLR",
+    "AutoTune",
     "BestMean",
     "Betas",
     "Dropout",

@@ -1,4 +1,4 @@
-"""What AutoLR is given: refused where it cannot work, and doubted where it hardly can."""
+"""What a search is given: refused where it cannot work, and doubted where it hardly can."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ LEAST_STEPS = 40
 _FIRST = 10
 
 
-def take_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
+def take_optimizers(caller: str, optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
     """Torch's own optimizer, or several as one."""
     if not isinstance(optimizer, (list, tuple)):
-        return unwrapped("AutoLR", optimizer)
-    parts = [unwrapped("AutoLR", part) for part in optimizer]
+        return unwrapped(caller, optimizer)
+    parts = [unwrapped(caller, part) for part in optimizer]
     if not parts or len({id(part) for part in parts}) < len(parts):
-        raise ValueError(f"AutoLR: optimizer must be one, or a list of different ones, got {len(parts)}")
+        raise ValueError(f"{caller}: optimizer must be one, or a list of different ones, got {len(parts)}")
     if len(parts) > 1 and any(isinstance(part, StackedOptimizer) for part in parts):
-        raise TypeError("AutoLR: several optimizers must train one model, got replicas that are stacked")
-    return parts[0] if len(parts) == 1 else JointOptimizer("AutoLR", parts)
+        raise TypeError(f"{caller}: several optimizers must train one model, got replicas that are stacked")
+    return parts[0] if len(parts) == 1 else JointOptimizer(caller, parts)
 
 
 def shortest_window(optimizer: Optimizer, total_steps: int | None) -> int:
@@ -53,6 +53,7 @@ def shortest_window(optimizer: Optimizer, total_steps: int | None) -> int:
 
 
 def check(
+    caller: str,
     optimizer: Optimizer,
     probe: object,
     total_steps: object,
@@ -68,78 +69,78 @@ def check(
     """Raise TypeError or ValueError for what cannot work."""
     if not isinstance(probe, Probe):
         raise TypeError(
-            f"AutoLR: probe must be a hdet.Probe, got {type(probe).__name__}; hdet.Probe(loss_fn, batches, "
+            f"{caller}: probe must be a hdet.Probe, got {type(probe).__name__}; hdet.Probe(loss_fn, batches, "
             "model=model) makes one"
         )
-    _check_optimizer(optimizer)
+    _check_optimizer(caller, optimizer)
     if total_steps is not None and (not isinstance(total_steps, int) or total_steps < LEAST_STEPS):
         raise ValueError(
-            f"AutoLR: total_steps must be an integer of at least {LEAST_STEPS}, or None to run open-ended, "
+            f"{caller}: total_steps must be an integer of at least {LEAST_STEPS}, or None to run open-ended, "
             f"got {total_steps!r}"
         )
-    _check_schedule(optimizer, schedule, total_steps)
+    _check_schedule(caller, optimizer, schedule, total_steps)
     if controller is not None and not isinstance(controller, HorizonController):
         raise TypeError(
-            f"AutoLR: controller must be a hdet.HorizonController, got {type(controller).__name__}"
+            f"{caller}: controller must be a hdet.HorizonController, got {type(controller).__name__}"
         )
     if sync_every is not None:
-        check_sync_every("AutoLR", sync_every)
+        check_sync_every(caller, sync_every)
     if scope not in ("together", "each"):
-        raise ValueError(f"AutoLR: scope must be 'together' or 'each', got {scope!r}")
+        raise ValueError(f"{caller}: scope must be 'together' or 'each', got {scope!r}")
     for name, where in (("snapshot", snapshot), ("keep", keep)):
         if where not in ("device", "host", "off"):
-            raise ValueError(f"AutoLR: {name} must be 'device', 'host' or 'off', got {where!r}")
+            raise ValueError(f"{caller}: {name} must be 'device', 'host' or 'off', got {where!r}")
     if patience is not None and (not isinstance(patience, int) or patience < 1):
-        raise ValueError(f"AutoLR: patience must be an integer of at least 1, or None, got {patience!r}")
+        raise ValueError(f"{caller}: patience must be an integer of at least 1, or None, got {patience!r}")
     LearningRate(spread=spread)
 
 
-def _check_optimizer(optimizer: Optimizer) -> None:
+def _check_optimizer(caller: str, optimizer: Optimizer) -> None:
     for part in parts_of(optimizer):
         if any(kind.__name__ == "LBFGS" for kind in type(part).__mro__):
             raise TypeError(
-                "AutoLR: optimizer must take one step on one gradient, got LBFGS, whose step evaluates a "
-                "closure many times, on one batch, and has no rate for AutoLR to judge; use it without "
-                "AutoLR, with line_search_fn='strong_wolfe', or another optimizer, such as AdamW"
+                f"{caller}: optimizer must take one step on one gradient, got LBFGS, whose step evaluates a "
+                f"closure many times, on one batch, and has no rate to judge; use it without {caller}, "
+                "with line_search_fn='strong_wolfe', or another optimizer, such as AdamW"
             )
     for i, group in enumerate(optimizer.param_groups):
         lr = float(group["lr"])
         if not (math.isfinite(lr) and lr > 0):
             raise ValueError(
-                f"AutoLR: the groups' lr must be finite and > 0, for their ratios are kept, got {lr} in "
+                f"{caller}: the groups' lr must be finite and > 0, for their ratios are kept, got {lr} in "
                 f"group {i}; give another (a schedule may not begin at zero), or freeze it"
             )
 
 
-def _check_schedule(optimizer: Optimizer, schedule: object, total_steps: object) -> None:
+def _check_schedule(caller: str, optimizer: Optimizer, schedule: object, total_steps: object) -> None:
     if isinstance(schedule, ReduceLROnPlateau):
-        raise TypeError("AutoLR: schedule must step without a metric, got ReduceLROnPlateau; use 'wsd'")
+        raise TypeError(f"{caller}: schedule must step without a metric, got ReduceLROnPlateau; use 'wsd'")
     if not isinstance(schedule, LRScheduler):
         if not isinstance(schedule, str) or schedule not in SHAPES:
             raise ValueError(
-                f"AutoLR: schedule must be one of {', '.join(map(repr, SHAPES))} or a torch LRScheduler, "
+                f"{caller}: schedule must be one of {', '.join(map(repr, SHAPES))} or a torch LRScheduler, "
                 f"got {schedule!r}"
             )
         if total_steps is None and schedule != "wsd":
-            raise ValueError(f"AutoLR: schedule={schedule!r} needs total_steps; only 'wsd' runs open-ended")
+            raise ValueError(f"{caller}: schedule={schedule!r} needs total_steps; only 'wsd' runs open-ended")
     elif hasattr(schedule, "finish_"):
-        raise TypeError("AutoLR: schedule must be a shape for AutoLR to scale, got an AutoLR; use 'wsd'")
+        raise TypeError(f"{caller}: schedule must be a shape for AutoLR to scale, got an AutoLR; use 'wsd'")
     elif isinstance(optimizer, JointOptimizer):
         raise TypeError(
-            f"AutoLR: schedule must be a name where there are several optimizers, got a "
+            f"{caller}: schedule must be a name where there are several optimizers, got a "
             f"{type(schedule).__name__}, which writes the learning rates of one of them alone; use "
             f"{', '.join(map(repr, SHAPES))}"
         )
-    elif unwrapped("AutoLR", schedule.optimizer) is not optimizer:
-        raise ValueError("AutoLR: schedule must be a scheduler of this optimizer, got one of another")
+    elif unwrapped(caller, schedule.optimizer) is not optimizer:
+        raise ValueError(f"{caller}: schedule must be a scheduler of this optimizer, got one of another")
 
 
-def doubt(optimizer: Optimizer, probe: Probe) -> list[str]:
+def doubt(caller: str, optimizer: Optimizer, probe: Probe) -> list[str]:
     """What a user should know before training begins."""
     said = [
-        f"optimizer {type(part).__name__} brings a learning rate of its own ({sign}): AutoLR moves a factor "
-        "on it while it moves itself, and neither knows of the other; use a plain optimizer, such as AdamW, "
-        "or leave AutoLR away"
+        f"optimizer {type(part).__name__} brings a learning rate of its own ({sign}): {caller} moves a "
+        "factor on it while it moves itself, and neither knows of the other; use a plain optimizer, such as "
+        f"AdamW, or leave {caller} away"
         for part in parts_of(optimizer)
         if (sign := _own_rate(part))
     ]

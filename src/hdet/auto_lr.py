@@ -7,39 +7,24 @@ one run, with one window, one probe and one way back, and a factor for each.
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
-from typing import Any, Literal, SupportsFloat
+from typing import Literal
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.arguments import LEAST_STEPS, check, doubt, shortest_window, take_optimizers
-from hdet.best import Handed
+from hdet.arguments import take_optimizers
 from hdet.controllers import HorizonController
-from hdet.engine.agreement import check_together
-from hdet.engine.cycle import Cycle
-from hdet.engine.in_turn import InTurn
-from hdet.engine.optimizers import JointOptimizer, parts_of
-from hdet.history import SyncRecord
-from hdet.hyperparameters import LearningRate
-from hdet.policies import Horizon
-from hdet.policies.verdict import Verdict
 from hdet.probes import Probe
 from hdet.replicas import ProcessGroup, replicas_of
-from hdet.schedules import SHAPES, Descent, DrawnShape, FoundSchedule, Shape, WarmStableDecay, Windows
+from hdet.search import Search
 from hdet.weights.room import Where
 
 __all__ = ["AutoLR"]
 
-logger = logging.getLogger("hdet")
 
-
-class AutoLR(LRScheduler):
+class AutoLR(Search):
     """Finds the learning rate while it trains; call :meth:`step` once after every ``optimizer.step()``.
 
     A torch scheduler to whoever asks: frameworks step it, save it and log its :meth:`get_last_lr`. It must be
@@ -93,10 +78,6 @@ class AutoLR(LRScheduler):
     (True, [0.0], 'end')
     """
 
-    _handed: Handed | None = None
-    #: Frameworks add to it; nobody reads it here.
-    _step_count = 1
-
     def __init__(
         self,
         optimizer: Optimizer | Sequence[Optimizer],
@@ -115,272 +96,21 @@ class AutoLR(LRScheduler):
         seed: int = 0,
         history: str | PathLike[str] | None = None,
     ) -> None:
-        # Not LRScheduler.__init__: it writes into the groups, puts a step of its own over the optimizer's
-        # and steps. Everything that a scheduler is asked for is here.
-        every = take_optimizers(optimizer)
-        self.optimizers = parts_of(every)
-        #: The first of them, as a scheduler has one; :attr:`optimizers` has all.
-        self.optimizer = self.optimizers[0]
+        every = take_optimizers("AutoLR", optimizer)
         model = getattr(probe, "model", None)
-        replicas = replicas_of("AutoLR", every, model=model, process_group=process_group)
-        kind = schedule if isinstance(schedule, str) else type(schedule).__name__
-        ways = (scope, spread, snapshot, keep, patience)
-        check_together(
-            "AutoLR",
-            replicas,
-            lambda: check(every, probe, total_steps, schedule, controller, sync_every, *ways),
-            {"schedule": repr(kind)},
-        )
-        self.base_lrs = [float(group["lr"]) for group in every.param_groups]
-        parts = every.sizes if isinstance(every, JointOptimizer) else ()
-        self._shape: Shape | None = None
-        self._driver: LRScheduler | DrawnShape
-        if isinstance(schedule, LRScheduler):
-            self._driver = schedule
-        else:
-            # total_steps=None has been refused for every shape that needs an end.
-            self._shape = SHAPES[schedule](total_steps)  # type: ignore[arg-type]
-            self._driver = DrawnShape(every, self._shape, parts)
-        self._horizon = Horizon(
-            [LearningRate(spread=spread)],
-            probe,
-            controller or HorizonController(),
-            _windows(sync_every or shortest_window(every, total_steps), self._shape, grow=not sync_every),
+        super().__init__(
+            every,
+            replicas_of("AutoLR", every, model=model, process_group=process_group),
+            probe=probe,
+            total_steps=total_steps,
+            schedule=schedule,
+            controller=controller,
+            sync_every=sync_every,
             scope=scope,
+            spread=spread,
             snapshot=snapshot,
             keep=keep,
             patience=patience,
-            parts=parts,
-        )
-        self._budget, self._optimizer = total_steps, every
-        self._cycle = Cycle(
-            every,
-            [self._horizon],
-            replicas,
-            schedule=self._driver,
-            total_steps=total_steps,
-            model=probe.model,
             seed=seed,
             history=history,
-            caller="AutoLR",
         )
-        self._begin(probe, doubt(every, probe) if replicas.rank == 0 else [])
-
-    def _begin(self, probe: Probe, doubts: Sequence[str]) -> None:
-        groups = self._optimizer.param_groups
-        self._groups = len(groups)
-        self._found = FoundSchedule(self._groups)
-        self._said_late_group = self._said_finished = False
-        self._plain = not any(isinstance(group["lr"], Tensor) for group in groups)
-        kinds = " and ".join(type(part).__name__ for part in self.optimizers)
-        self._turn = InTurn("AutoLR", probe.model, kinds)
-        self._verdict = Verdict("AutoLR")
-        for said in doubts:
-            logger.warning("AutoLR: %s", said)
-
-    def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:  # type: ignore[override]
-        """Call after ``optimizer.step()``, of several after that of the last; returns the record of a window
-        when one has ended.
-
-        The training loss is not needed; given, its mean stands in the record, and that of the first window is
-        held against the probe's at the same weights. Between windows nothing waits for the device.
-        """
-        before = self._cycle.steps
-        used = self.get_last_lr() if self._plain else []
-        descents = self._descents()
-        if self.finished and self.steps != self._budget:
-            self._say_finished()
-            return None
-        self._turn.step()
-        try:
-            record = self._cycle.step(loss)
-            if record is not None:
-                self._verdict.see(record, used)
-                if self._horizon.stalled:
-                    self._come_down()
-            return record
-        finally:  # a step counts although the probe that followed it raised
-            if self._cycle.steps > before:
-                if self._plain:
-                    self._note(used, descents)
-                if self.finished:
-                    self._say_verdict()
-
-    def _say_verdict(self) -> None:
-        if self._cycle.replicas.rank == 0:
-            self._verdict.say(logger, self.steps, self._horizon.incumbent.keeper)
-
-    def _come_down(self) -> None:
-        """Where nothing improves any more, the run comes down, over a tenth of the steps so far. Other
-        schedules come down by themselves."""
-        left = math.inf if self._budget is None else self._budget - self.steps
-        steps = int(min(max(LEAST_STEPS // 4, self.steps // 10), left))
-        if steps < 1 or not isinstance(self._shape, WarmStableDecay) or self._shape(self.steps) < 1:
-            return
-        logger.warning(
-            "AutoLR: step %d: the probe's loss has not improved beyond its error for long: training comes "
-            "down and ends at step %d",
-            self.steps,
-            self.steps + steps,
-        )
-        self.cooldown(steps)
-
-    def _say_finished(self) -> None:
-        if not self._said_finished:
-            self._said_finished = True
-            logger.warning(
-                "AutoLR.step: training has ended at step %d: the learning rate is zero, and further steps "
-                "change nothing; stop where auto.finished, then call auto.finish_()",
-                self.steps,
-            )
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended: at ``total_steps``, after a cooldown, or because nothing improved."""
-        return self.steps == (self._budget if self._shape is None else self._shape.total_steps)
-
-    @property
-    def best(self) -> Handed | None:
-        """The best weights seen so far by the probe; with an honest estimate once they were handed over."""
-        return self._handed or self._horizon.incumbent.keeper.best
-
-    def finish_(self) -> Handed | None:
-        """Let the model hold the best weights that were seen, and say what they are worth.
-
-        The decayed end, or an earlier window's mean where the probe finds that clearly better. Every rank
-        calls it, when training is over. None if nothing was measured: the model stays as it is.
-        """
-        if not self._horizon.incumbent.keeper.keeps:
-            raise ValueError("AutoLR.finish_: keep must be 'device' or 'host', got 'off': nothing was kept")
-        self._say_verdict()
-        best = self._horizon.incumbent.keeper.best
-        standing = best is not None and best.kind == "end" and best.step == self.steps
-        self._handed = self._horizon.incumbent.keeper.hand_over_(standing=standing)
-        return self._handed
-
-    def _descents(self) -> list[Descent] | None:
-        """Of which descent the present learning rates are a part; other shapes change by no exact rule."""
-        shape, driver = self._shape, self._driver
-        if not isinstance(shape, WarmStableDecay) or not isinstance(driver, DrawnShape):
-            return None
-        if shape.decay_from is None or self.steps < shape.decay_from:
-            return None
-        factors = [axis.factor for axis in self._horizon.axes]  # type: ignore[attr-defined]  # learning rates
-        return [Descent(f, ratio, shape) for f, ratio in zip(factors, driver.ratios, strict=True)]
-
-    def _note(self, used: list[float], descents: Sequence[Descent] | None) -> None:
-        self._found.add(used[: self._groups], descents)
-        if len(used) > self._groups and not self._said_late_group:
-            self._said_late_group = True
-            logger.warning(
-                "AutoLR: a parameter group was added after it was made: it keeps its own lr, %g, which "
-                "nobody moves; add groups first",
-                used[self._groups],
-            )
-
-    def get_last_lr(self) -> list[float]:  # type: ignore[override]
-        """The learning rate of each group's next step, the groups of all optimizers in order."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups]
-
-    get_lr = get_last_lr  # type: ignore[assignment]
-
-    @property
-    def _last_lr(self) -> list[float]:  # type: ignore[override]
-        return self.get_last_lr()
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps counted so far."""
-        return self._cycle.steps
-
-    @property
-    def last_epoch(self) -> int:
-        """As :attr:`steps`, under the name that torch's schedulers have for it."""
-        return self.steps
-
-    @last_epoch.setter
-    def last_epoch(self, value: int) -> None:
-        raise AttributeError(
-            f"AutoLR.last_epoch: steps are counted as the optimizer takes them, and cannot be set to "
-            f"{value}; use load_state_dict, and no scheduler of schedulers (SequentialLR, ChainedScheduler)"
-        )
-
-    def cooldown(self, steps: int) -> None:
-        """Come down to zero, linearly, over the next ``steps`` steps; the search for a size ends here.
-
-        Every rank must call it at the same step.
-        """
-        if not isinstance(self._shape, WarmStableDecay):
-            raise ValueError("AutoLR.cooldown: schedule must be 'wsd'; any other comes down by itself")
-        if not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"AutoLR.cooldown: steps must be an integer of at least 1, got {steps!r}")
-        # Where it is coming down already, it comes down from there.
-        self._cool(self.steps, self.steps + steps, self._shape(self.steps))
-        self._cycle.end_search()
-
-    def _cool(self, start: int, end: int, height: float) -> None:
-        assert isinstance(self._driver, DrawnShape)
-        self._shape = self._driver.shape = WarmStableDecay(end, start, height)
-        self._cycle.end_at(end)
-
-    def converge(self) -> None:
-        """Average replicas that diverge (``spread`` above 0) now, without ending the window."""
-        self._cycle.converge()
-
-    def export(self, path: str | PathLike[str]) -> None:
-        """Write the learning rate of every step so far as JSON, for :func:`hdet.replay`."""
-        if not self._plain:
-            raise ValueError(
-                "AutoLR.export: learning rates that are tensors are not read between windows, so they are "
-                "not known; use floats"
-            )
-        Path(path).write_text(self._found.to_json() + "\n", encoding="utf-8")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Save it beside model and optimizer. Holds tensors: the window in progress and the way back.
-
-        As torch's own states, it refers to what training goes on to change: to keep it in memory, copy it.
-        """
-        shape = self._shape
-        return {
-            "engine": self._cycle.state_dict(),
-            "found": self._found.to_json(),
-            "cooldown": [shape.decay_from, shape.total_steps, shape.height]
-            if isinstance(shape, WarmStableDecay)
-            else None,
-            "schedule": self._driver.state_dict(),
-            "lr": self.get_last_lr()[: self._groups],
-            "verdict": self._verdict.state_dict(),
-        }
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off, after model and optimizers have been loaded."""
-        state = state_dict
-        drawn = "ratios" in state["schedule"]
-        if drawn != isinstance(self._driver, DrawnShape):
-            raise ValueError(
-                "AutoLR.load_state_dict: schedule must be of the kind it was saved with, a "
-                f"{'name' if drawn else 'torch scheduler'}, got a {'torch scheduler' if drawn else 'name'}"
-            )
-        self._driver.load_state_dict(state["schedule"])
-        self._cycle.load_state_dict(state["engine"])
-        # The optimizer may have been loaded before this object was made, which then wrote its own.
-        for group, lr in zip(self._optimizer.param_groups, state["lr"], strict=False):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
-        if state["cooldown"] is not None and None not in state["cooldown"]:
-            self._cool(*state["cooldown"])
-        self._found = FoundSchedule.from_json(state["found"])
-        if "verdict" in state:
-            self._verdict.load_state_dict(state["verdict"])
-
-    def extra_bytes(self) -> int:
-        """Memory taken beyond training itself."""
-        return self._horizon.extra_bytes()
-
-
-def _windows(first: int, shape: Shape | None, *, grow: bool) -> Windows:
-    last = None if shape is None else shape.search_until
-    return Windows(first=first, last=last) if grow else Windows(first=first, share=0.0, last=last)

@@ -43,7 +43,10 @@ MAY_IMPORT = {
         *{"replicas", "schedules", "weights"},
     },
 }
-DOORS = {"__init__", "arguments", "auto_lr", "best_mean", "ensemble", "history", "one_cycle", "warm_start"}
+DOORS = {
+    *{"__init__", "arguments", "auto_lr", "auto_tune", "best_mean", "ensemble", "history", "one_cycle"},
+    *{"search", "warm_start"},
+}
 LEAVES = {"__main__", "bench", "cli", "demos"}
 
 #: Files that know no torch: an equation is read and tested without it.
@@ -182,6 +185,7 @@ def test_a_folder_says_what_lives_there(folder: Path) -> None:
 
 #: Test files of what several files of a room do together.
 SPANNING = {
+    "test_pretrained.py",
     "test_rooms.py",
     "bench/workloads/test_workloads.py",
     "cli/test_cli.py",
@@ -210,6 +214,7 @@ def test_public_names() -> None:
     assert sorted(hdet.__all__) == [
         "Arms",
         "AutoLR",
+        "AutoTune",
         "BestMean",
         "Betas",
         "Dropout",

@@ -73,6 +73,8 @@ class Window:
         end: the loss at e, of the same batches, or of those that ``mean_there`` has the loss at m of.
         best: the loss at the best m so far, on the batches of ``mean``; p's where it is not known.
         rise: how much the schedule itself rose over the window, as a logarithm.
+        explained: by how much the loss changed because other hyperparameters were moved: no progress of the
+            learning rate's.
     """
 
     step: int
@@ -86,6 +88,7 @@ class Window:
     mean_there: Sequence[float] = ()
     best: Sequence[float] = ()
     rise: float = 0.0
+    explained: float = 0.0
 
     @property
     def share(self) -> float:
@@ -365,8 +368,9 @@ def _gap(window: Window) -> list[float]:
 
 
 def _progress(window: Window) -> list[float]:
-    """Beyond the best so far: what a recovery wins back is none."""
-    return [b - m for b, m in zip(window.best or window.previous, window.mean, strict=True)]
+    """Beyond the best so far: what a recovery wins back is none, nor what others have moved."""
+    best = window.best or window.previous
+    return [b + window.explained - m for b, m in zip(best, window.mean, strict=True)]
 
 
 def _lost_at_its_end(state: HorizonState, window: Window) -> bool:

@@ -107,6 +107,7 @@ class Cycle:
         self._following = [policy for policy in policies if policy.follows_weights]
         #: Steps since the replicas were one model.
         self._since_sync = 0
+        self._explained = 0.0
         self._steps: int = first_step
         self.resume_at(first_step)
         self._hooks = StepHooks(optimizer, parts.fan_out, self._before_step, weakref.WeakMethod(self.detach))
@@ -257,6 +258,7 @@ class Cycle:
             "seed": self._fan_out.seed,
             "explored": [axis.state_dict() for axis in self._fan_out.axes],
             "policies": [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies],
+            "explained": self._explained,
             "loss": {
                 "rank": self._replicas.rank,
                 "sum": self._training_loss.state(),
@@ -271,6 +273,7 @@ class Cycle:
         state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
         self._steps = saved["steps"]
         self._round = saved["round"]
+        self._explained = saved.get("explained", 0.0)
         self._fan_out.seed = saved["seed"]
         self._fan_out.stand_down()
         for axis, of_axis in zip(axes, saved["explored"], strict=True):
@@ -334,6 +337,8 @@ class Cycle:
         self._fan_out.stand_down()
         decided = self._decide(judging, gathered)
         if decided.went_back:
+            if self._parts.diverges:
+                self._parts.converge()  # buffers were each rank's own by the time they were kept
             self._parts.converge.forget()
         self.schedule.look()
         for kind, doubt in odd.items():
@@ -370,13 +375,17 @@ class Cycle:
             undone = any(earlier.went_back for earlier in decided)
             if policy in rows and not undone:
                 found = rows[policy], gathered.training
-                seen = Seen(self._steps, self._total_steps, levels, losses, *found)
-                decided.append(policy.decide(seen))
+                seen = Seen(self._steps, self._total_steps, levels, losses, *found, self._explained)
+                with self._fan_out.held(policy.axes):
+                    decided.append(policy.decide(seen))
             else:
                 decided.append(policy.observe(levels))
                 if policy in rows:
                     policy.missed(self._steps)
-        return Decided.of_all(decided)
+        whole = Decided.of_all(decided)
+        # A window that is undone is gone through again, from where it was before that move.
+        self._explained = whole.explained + (self._explained if whole.went_back else 0.0)
+        return whole
 
     def _odd(self, gathered: Gathered, predicted: Sequence[float]) -> dict[str, str]:
         if not self._parts.diverges:

@@ -16,6 +16,7 @@ __all__ = [
     "Design",
     "choose_design",
     "hadamard",
+    "in_turn",
     "levels",
     "multipliers",
     "orthogonal",
@@ -124,10 +125,24 @@ def _places(count: int, names: Sequence[str]) -> dict[str, int]:
     return taken
 
 
-Design = Literal["permutation", "orthogonal"]
+def in_turn(size: int, names: Sequence[str], *, seed: int, round: int) -> list[tuple[float, ...]]:
+    """For one replica: the rows of an orthogonal design, one round after the other, then those of the next.
+
+    >>> [in_turn(1, ["a"], seed=0, round=k)[0][0] for k in range(8)]
+    [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, -1.0, 1.0]
+    """
+    if size != 1:
+        raise ValueError(f"in turn: values are tried in turn by one replica, got {size}; use 'orthogonal'")
+    rounds = 4 * -(-(len(names) + 1) // 4)
+    block = orthogonal(rounds, names, seed=seed, round=1 + round // rounds)
+    return [(row[round % rounds],) for row in block]
+
+
+Design = Literal["permutation", "orthogonal", "in turn"]
 DESIGNS: dict[Design, Callable[..., list[tuple[float, ...]]]] = {
     "permutation": permuted,
     "orthogonal": orthogonal,
+    "in turn": in_turn,
 }
 
 
@@ -138,12 +153,15 @@ def choose_design(
     if asked not in (None, *DESIGNS):
         raise ValueError(f"{caller}: design must be 'permutation' or 'orthogonal', got {asked!r}")
     if arms == 1:
-        return "permutation"  # one level each, and that is 0
+        return "in turn" if asked == "in turn" else "permutation"  # one level each, and that is 0
     if jointly and len(explored) > arms - 1:
         raise ValueError(
             f"{caller}: {arms} replicas with values of their own tell at most {arms - 1} hyperparameters "
-            f"apart, got {len(explored)} ({', '.join(explored)}); explore fewer, or use more replicas or arms"
+            f"apart, got {len(explored)} ({', '.join(explored)}); explore fewer, or use {len(explored) + 1} "
+            "replicas or arms, better a multiple of 4"
         )
+    if asked == "in turn":
+        raise ValueError(f"{caller}: design 'in turn' is for one replica, got {arms}; use 'orthogonal'")
     if asked == "orthogonal":
         try:
             hadamard(arms)

@@ -155,6 +155,16 @@ class FanOut:
             if was_up:
                 self._stand_up()
 
+    @contextmanager
+    def held(self, moving: Collection[Axis]) -> Iterator[None]:
+        """Within, only what is ``moving`` moves: weights that go back may bring older values of others with
+        them, in the optimizer's groups or in a model's buffers. The base values stand everywhere."""
+        kept = [(axis, axis.base, axis.state_dict()) for axis in self.axes if axis not in moving]
+        yield
+        for axis, base, state in kept:
+            if axis.base != base:
+                axis.load_state_dict(state)
+
     def close(self) -> None:
         """For good: the base values stay. One that cannot be written keeps none of the others."""
         self._closed = True

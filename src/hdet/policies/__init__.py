@@ -2,9 +2,21 @@
 way. They import controllers, hyperparameters, probes, schedules, weights and replicas, never the engine."""
 
 from hdet.policies.base import Context, Decided, Policy, Seen
+from hdet.policies.beside import Beside, InTurn
 from hdet.policies.comparison import Fixed
 from hdet.policies.horizon import Horizon
 from hdet.policies.regression import Regression
 from hdet.policies.vote import Vote
 
-__all__ = ["Context", "Decided", "Fixed", "Horizon", "Policy", "Regression", "Seen", "Vote"]
+__all__ = [
+    "Beside",
+    "Context",
+    "Decided",
+    "Fixed",
+    "Horizon",
+    "InTurn",
+    "Policy",
+    "Regression",
+    "Seen",
+    "Vote",
+]

@@ -84,6 +84,8 @@ class Seen:
         losses: the mean training loss of every arm since the last sync.
         rows: what the policy itself measured, ``at_own`` then ``at_mean``, on every rank.
         training: the training losses of all ranks since the last sync.
+        explained: by how much the moves of all policies at the last sync should have changed the loss of the
+            averaged model.
     """
 
     step: int
@@ -92,11 +94,13 @@ class Seen:
     losses: tuple[float, ...]
     rows: Sequence[Sequence[float]]
     training: Sample = Sample()
+    explained: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a policy did, as the record of the sync keeps it; ``went_back``: the weights are older ones."""
+    """What a policy did, as the record of the sync keeps it; ``went_back``: the weights are older ones;
+    ``explained``: by how much its moves should change the averaged model's loss, in a window as long."""
 
     hyperparameters: tuple[HyperparameterRecord, ...]
     weights: tuple[float, ...] = ()
@@ -105,6 +109,7 @@ class Decided:
     held_out_mean: float = math.nan
     events: tuple[str, ...] = ()
     went_back: bool = False
+    explained: float = 0.0
 
     @classmethod
     def of_all(cls, decided: Sequence[Decided]) -> Decided:
@@ -118,6 +123,7 @@ class Decided:
             held_out_mean=judged.held_out_mean,
             events=tuple(event for one in decided for event in one.events),
             went_back=any(one.went_back for one in decided),
+            explained=math.fsum(one.explained for one in decided),
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hdet.hyperparameters import Axis, Explorable
 from hdet.policies.base import Context, Decided, Policy, Seen
-from hdet.policies.held_out import HeldOut, judge
+from hdet.policies.evidence import HeldOut, HeldOutLoss, judge
 from hdet.probes import Probe
 
 __all__ = ["Clock", "Comparison", "Fixed"]
@@ -50,7 +50,7 @@ class Comparison(Policy):
         self._clock = clock
         self._probe = probe
         self._act_from = act_from
-        self._held_out: HeldOut | None = None
+        self._held_out: HeldOutLoss | None = None
         self.probes = probe is not None
         self.needs_loss = probe is None
 

@@ -7,7 +7,6 @@ own batches and, where they diverge, its own points."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -19,15 +18,16 @@ from hdet.controllers import HorizonController, HorizonDecision, HorizonState, W
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.policies.base import Context, Decided, Policy, Seen
 from hdet.policies.clock import DESCENT, Clock, Curve
+from hdet.policies.evidence import PathEvidence
 from hdet.policies.incumbent import Incumbent
-from hdet.policies.point_losses import PointLosses, measure_chosen, measure_path, measure_points
+from hdet.policies.point_losses import PointLosses
 from hdet.policies.scopes import Scopes
 from hdet.policies.telling import (
     never_moved,
-    no_way_back,
     record_of,
     refuse,
     refuse_frozen,
+    refuse_lost,
     refuse_other_scope,
     say_early_descent,
     what_rose,
@@ -63,6 +63,8 @@ class Horizon(Policy):
         keep: where the best weights seen are kept, likewise.
         patience: so often training goes back to the best weights without a better one coming of it.
         parts: how many groups each optimizer has, if there are several: each has a factor of its own.
+        averaged: whether replicas that diverge are judged by the path of their mean, not at points of their
+            own.
     """
 
     kind = "horizon"
@@ -81,18 +83,19 @@ class Horizon(Policy):
         keep: Where = "host",
         patience: int | None = None,
         parts: Sequence[int] = (),
+        averaged: bool = False,
     ) -> None:
         super().__init__(explore)
-        self._probe, self._controller = probe, controller
+        self._probe, self._controller, self.windows = probe, controller, windows
         self._clock = Clock(windows)
         self._scope, self._parts, self._patience = scope, parts, patience
-        self._where, self._keep = snapshot, keep
+        self._where, self._keep, self._averaged = snapshot, keep, averaged
         self._states: list[HorizonState] = []
 
     def facts(self) -> dict[str, str]:
         return {
             "horizon controller": repr(self._controller),
-            "windows": repr(self._clock.windows),
+            "windows": repr(self.windows),
             "scope": f"{self._scope} {list(self._parts)}",
             "snapshot": self._where,
             "best weights": f"{self._keep}, patience {self._patience}",
@@ -106,11 +109,12 @@ class Horizon(Policy):
         refuse(context, axes)
         self._context, optimizer = context, context.optimizer
         self._scopes = Scopes.of(self._scope, self._parts, len(optimizer.param_groups))
-        cut = self._scopes.cut
+        groups, apart = self._scopes.cut
+        among = context.replicas if context.diverges else None
         self._points = None
-        if self._scopes.apart or context.diverges:
-            self._points = PointsTrail(optimizer, context.replicas, *cut, diverges=context.diverges)
-        self._trail = self._points or Trail(optimizer, cut[0])
+        if self._scopes.apart or (context.diverges and not self._averaged):
+            self._points = PointsTrail(optimizer, groups, among, apart=apart)
+        self._trail = self._points or Trail(optimizer, groups, among)
         refuse_frozen(context.caller, self._trail.weights)
         weights = [local(p) for group in optimizer.param_groups for p in group["params"]]
         self.incumbent = Incumbent(
@@ -122,6 +126,8 @@ class Horizon(Policy):
         self._way_back = WayBack(weights, optimizer, self._probe.model, self._where)
         self._clock.total_steps = context.total_steps
         self._useless = UselessProbe(context.caller, self._probe, by_group=self._scopes.apart)
+        by, off = (self._trail, self.incumbent, self._useless), context.regularisers_off
+        self.evidence = PathEvidence(*by, off, self._probe.choosing, averaged=self._averaged)
         self._states = [HorizonState(factor) for factor in self._first_factors()]
         self._curve = Curve(self._learning_rates[0].curve, self._learning_rates[0].curve)
         self._take_factors()
@@ -147,7 +153,7 @@ class Horizon(Policy):
         self._begin(step)
 
     def round_at(self, step: int) -> int:
-        return self._clock.windows.round_at(step)
+        return self.windows.round_at(step)
 
     def _begin(self, step: int) -> None:
         self._clock.begin(step)
@@ -173,7 +179,7 @@ class Horizon(Policy):
         self.window_end = self._clock.end
 
     def before_step(self) -> None:
-        """The way back leads to the weights as the window's first step finds them."""
+        """The way back leads to what the window's first step finds."""
         if self._taken:
             return
         self._taken = True
@@ -204,13 +210,8 @@ class Horizon(Policy):
         return self.window_end is not None and step >= self.window_end
 
     def at_own(self) -> Sequence[float | Tensor]:
-        """Losses at this replica's points; before windows are judged, at m alone."""
-        with self._context.regularisers_off():
-            few = self._few() if self._judges else None
-            self._useless.drew(few or 0)
-            if self._points is None:
-                return measure_path(self._trail, self.incumbent.keeper, few)
-            return () if few is None else measure_points(self._points, self.incumbent.keeper, few)
+        """Losses at this replica's points, unless only those of the mean of all count."""
+        return self.evidence.at_own(self._few() if self._judges else None)
 
     @property
     def _judges(self) -> bool:
@@ -225,12 +226,8 @@ class Horizon(Policy):
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """‖m − p‖ / ‖p‖ of each scope, m being that of all replicas by now; and other losses to choose by."""
-        found, keeper = self._trail.displacements(), self.incumbent.keeper
-        if not (self.incumbent.apart and (self._judges or self._points is None)):
-            return [*found, *self._useless.row()]
-        ends = self._clock.ends_run and self._judges
-        with self._context.regularisers_off():
-            return [*found, *measure_chosen(self._trail, keeper, ends=ends), *self._useless.row()]
+        few = self._few() if self._judges else None
+        return self.evidence.at_mean(few, ends=self._clock.ends_run)
 
     def decide(self, seen: Seen) -> Decided:
         """The controller's decision for each scope and what follows from it.
@@ -253,7 +250,8 @@ class Horizon(Policy):
             remembers=self._points is None,
             previous=self.incumbent.previous,
         )
-        windows = losses.windows(self._clock, seen.step, self._previous_middle, self.incumbent.best, rise)
+        compared = self.incumbent.best, rise, seen.explained
+        windows = losses.windows(self._clock, seen.step, self._previous_middle, *compared)
         doubts = self._useless.judge(seen, windows, judged=losses.judged)
         factors = [state.value for state in self._states]
         began, mean = self._clock.began, self._numbered(self._trail.mean.tensors)
@@ -349,8 +347,8 @@ class Horizon(Policy):
         if exhausted or not self._way_back.exists:
             retries = f"{in_a_row - 1} retries, {total - 1} in all"
             tried = retries if self._way_back.exists else "snapshot='off'"
-            if not all(map(math.isfinite, (windows[worst].speed, *windows[worst].end))):
-                raise no_way_back(f"{self._context.caller}.step: step {step}: {rose}", tried)
+            where = f"{self._context.caller}.step: step {step}: {rose}"
+            refuse_lost(windows[worst], where, tried)
             return f"{rose}: no way back ({tried}), learning rate times {shrunk:.2g}", False
         self._way_back.to_window()
         event = f"{rose}: back to the weights of step {self._clock.began}, learning rate times {shrunk:.2g}"

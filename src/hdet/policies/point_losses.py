@@ -1,45 +1,14 @@
-"""The losses at a window's points: measured on each rank, and taken apart as they come from all of them."""
+"""The losses at a window's points, taken apart as they come from all ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from hdet.best import Keeper
 from hdet.controllers import Window
 from hdet.policies.clock import Clock
-from hdet.weights.trail import PointsTrail, Trail
 
-__all__ = ["PointLosses", "measure_chosen", "measure_path", "measure_points"]
-
-
-def measure_path(trail: Trail, keeper: Keeper, few: int | None) -> list[float]:
-    """This rank's losses at m on all batches and, unless ``few`` is None, at e, where the weights are, on a
-    few."""
-    at_end = [] if few is None else keeper.measure(few)
-    with trail.at_mean():
-        return keeper.measure() + at_end
-
-
-def measure_points(trail: PointsTrail, keeper: Keeper, few: int) -> list[float]:
-    """This rank's losses at its own points: at m on all batches; then, for every scope, at p and at e on a
-    few. The weights are put back."""
-    with trail.visited():
-        mean, *others = trail.points()
-        trail.go(mean)
-        losses = keeper.measure()
-        for point in others:
-            trail.go(point)
-            losses += keeper.measure(few)
-    return losses
-
-
-def measure_chosen(trail: Trail, keeper: Keeper, *, ends: bool) -> list[float]:
-    """This rank's losses to choose by, as the weights would be deployed: at e if the run ``ends`` there, and
-    at m, which is by now that of all replicas. The weights are put back."""
-    losses = keeper.measure_deployed(refresh=False) if ends else []
-    with trail.at_mean():
-        return losses + keeper.measure_deployed(refresh=True)
+__all__ = ["PointLosses"]
 
 
 class PointLosses:
@@ -111,11 +80,12 @@ class PointLosses:
         middles: Sequence[float],
         best: Sequence[float] | None,
         rise: float,
+        explained: float = 0.0,
     ) -> list[Window]:
         """What the window that ends at ``step`` showed of each scope.
 
         ``middles`` are those of the windows that p is the mean of, ``best`` the lowest losses at any m so
-        far, ``rise`` how much the schedule rose.
+        far, ``rise`` how much the schedule rose, ``explained`` what others' moves changed.
         """
         after = clock.after(step) or step + (step - clock.began)
         return [
@@ -126,6 +96,7 @@ class PointLosses:
                 displacement=self.displacement(scope),
                 apart=(clock.began + 1 + step) / 2 - middle,
                 rise=rise,
+                explained=explained,
                 previous=self.before(scope % self._scopes),
                 mean=self.mean(),
                 end=self.end(scope % self._scopes),

@@ -5,6 +5,7 @@ The estimate stands in :mod:`hdet.controllers.regression`; here it is applied, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,18 +54,29 @@ class Regression(Comparison):
         self._state = self._controller.start([axis.spread for axis in axes], [axis.widest for axis in axes])
 
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
-        seen = self.before(levels)
         offsets = [axis.offsets(row) for axis, row in zip(self.axes, levels, strict=True)]
+        return self.apply(levels, losses, offsets)
+
+    def apply(
+        self,
+        levels: Sequence[tuple[float, ...]],
+        losses: tuple[float, ...],
+        offsets: Sequence[tuple[float, ...]],
+    ) -> Decided:
+        """Move each by what the controller makes of ``losses`` at ``offsets`` from the base; columns beyond
+        the hyperparameters are estimated with them."""
+        seen = self.before(levels)
         decision = self._controller.update(self._state, losses=losses, offsets=offsets)
         self._state = decision.state
         records = []
-        for before, estimate, known in zip(seen, decision.estimates, decision.state.axes, strict=True):
+        for before, estimate, known in zip(seen, decision.estimates, decision.state.axes, strict=False):
             before.axis.shift(estimate.move)
             before.axis.spread = known.spread
             records.append(before.record(delta=estimate.move, slope=estimate.slope, error=estimate.error))
         events = [f"replica {r} is heard, but not as loud: its loss is {losses[r]}" for r in decision.capped]
         events += [decision.why] if decision.why else []
-        return Decided(tuple(records), events=tuple(events))
+        moved = [e.slope * e.move for e in decision.estimates[: len(seen)] if e.move]
+        return Decided(tuple(records), events=tuple(events), explained=math.fsum(moved))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "joint": self._state.to_rows()}

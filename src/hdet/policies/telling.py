@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from hdet.controllers import HorizonDecision, Window
@@ -13,10 +14,10 @@ from hdet.policies.useless_probe import average
 
 __all__ = [
     "never_moved",
-    "no_way_back",
     "record_of",
     "refuse",
     "refuse_frozen",
+    "refuse_lost",
     "refuse_other_scope",
     "say_early_descent",
     "what_rose",
@@ -81,9 +82,11 @@ def what_rose(window: Window, *, first: bool) -> str:
     return f"the probe's loss rose from {average(window.previous):.4g} to {average(window.mean):.4g}"
 
 
-def no_way_back(where: str, tried: str) -> RuntimeError:
-    """Going back has not helped, or is not possible."""
-    return RuntimeError(
+def refuse_lost(window: Window, where: str, tried: str) -> None:
+    """Raise RuntimeError for weights that are lost, where going back has not helped, or is not possible."""
+    if all(map(math.isfinite, (window.speed, *window.end))):
+        return
+    raise RuntimeError(
         f"{where} over the window, and going back is no way out ({tried}). Check the loss for NaN, the data "
         "from here on, and that the probe's batches are of the kind that is trained on; finish_() writes the "
         "best weights seen into the model"

@@ -7,7 +7,7 @@ from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas
 from hdet.replicas.find import ProcessGroup, find_replicas, local, replicas_of
 from hdet.replicas.process import ProcessReplicas
-from hdet.replicas.refusals import refuse_wiring
+from hdet.replicas.refusals import is_wired, refuse_wiring
 from hdet.replicas.solo import SoloReplica
 from hdet.replicas.stacked import StackedReplicas
 
@@ -20,6 +20,7 @@ __all__ = [
     "SoloReplica",
     "StackedReplicas",
     "find_replicas",
+    "is_wired",
     "local",
     "refuse_wiring",
     "replicas_of",

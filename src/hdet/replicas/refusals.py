@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["refuse_sharded", "refuse_wiring"]
+__all__ = ["is_wired", "refuse_sharded", "refuse_wiring"]
 
 _WHY = (
     "every rank holds only a shard of the one model, so there are no replicas to diverge: each shard would "
@@ -78,6 +78,11 @@ def _refuse_sharded_dtensor(caller: str, parameter: Tensor, group: dist.ProcessG
                 "over the group (DistributedDataParallel), or shard it over a second mesh dimension and pass "
                 "the replicate dimension's group as process_group"
             )
+
+
+def is_wired(model: nn.Module | None) -> bool:
+    """Whether ranks share the gradient of a model: it is wrapped in DistributedDataParallel."""
+    return isinstance(model, nn.parallel.DistributedDataParallel)
 
 
 def refuse_wiring(caller: str, model: nn.Module, among: int, members: Sequence[int] | None = None) -> None:

@@ -40,11 +40,19 @@ class Trail:
         optimizer: whose trained parameters are followed.
         groups: how many parameter groups each scope holds, whose displacement is its own; None looks at all
             weights together.
+        replicas: whose weights differ within a window, and who share its mean; None where they do not.
     """
 
-    def __init__(self, optimizer: Optimizer, groups: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        groups: Sequence[int] | None = None,
+        replicas: Replicas | None = None,
+    ) -> None:
         self._optimizer = optimizer
         self._sizes = groups
+        self._replicas = replicas
+        self._average: Mean | None = None
         self._trained: list[int] = []
         self._least: list[float] = []
         self.weights: list[Tensor] = []
@@ -68,6 +76,8 @@ class Trail:
         self.numbers = [number[id(p)] for p in parameters]
         self.weights = [local(p) for p in parameters]
         self.mean = WindowMean(self.weights)
+        if self._replicas is not None:
+            self._average = self._replicas.plan_mean(self.mean.tensors)
         self._least = [
             least.get(id(p), _usual_norm(w)) for p, w in zip(parameters, self.weights, strict=True)
         ]
@@ -105,6 +115,15 @@ class Trail:
             yield
         finally:
             self.mean.swap_()
+
+    def converge(self) -> None:
+        """m becomes the mean over all replicas. One that was lost stands by now where the others are, and has
+        no other part in it. Waits for the device."""
+        if self._average is None:
+            return
+        if not all(bool(torch.isfinite(m).all()) for m in self.mean.tensors):
+            torch._foreach_copy_(self.mean.tensors, [weight.detach() for weight in self.weights])
+        self._average()
 
     def displacements(self) -> list[float]:
         """‖m − p‖ / ‖p‖ of each scope. Waits for the device."""
@@ -174,26 +193,21 @@ class PointsTrail(Trail):
 
     Args:
         optimizer: whose trained parameters are followed.
-        replicas: with whom the mean is shared where ``diverges``.
-        groups: as for a :class:`Trail`.
+        groups, replicas: as for a :class:`Trail`.
         apart: whether each scope has points of its own.
-        diverges: whether the replicas' weights differ within a window.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        replicas: Replicas,
         groups: Sequence[int] | None = None,
-        apart: bool = False,
+        replicas: Replicas | None = None,
         *,
-        diverges: bool,
+        apart: bool = False,
     ) -> None:
-        self._replicas = replicas
-        self._apart, self._diverges = apart, diverges
-        self._average: Mean | None = None
+        self._apart = apart
         self.previous: list[Tensor] = []
-        super().__init__(optimizer, groups)
+        super().__init__(optimizer, groups, replicas)
 
     def follow(self) -> bool:
         before = dict(zip(self._trained, self.previous, strict=True))
@@ -206,7 +220,6 @@ class PointsTrail(Trail):
             before[number] if number in before else mine.clone()
             for number, mine in zip(self._trained, self.mean.tensors, strict=True)
         ]
-        self._average = self._replicas.plan_mean(self.mean.tensors) if self._diverges else None
         return True
 
     def stand(self) -> None:
@@ -250,9 +263,6 @@ class PointsTrail(Trail):
             torch._foreach_copy_(self.weights, list(point))
 
     def displacements(self) -> list[float]:
-        """m being by now the mean over all replicas."""
-        if self._average is not None:
-            self._average()
         found = []
         for scope in self.scopes:
             m, p = self.mean.tensors[scope], self.previous[scope]

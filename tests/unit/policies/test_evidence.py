@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hdet
 from hdet.engine.fan_out import FanOut
 from hdet.hyperparameters import Axis
-from hdet.policies.held_out import HeldOut, judge
+from hdet.policies.evidence import HeldOut, judge
 from hdet.replicas import SoloReplica
 
 numbers = st.floats(-100, 100)

@@ -1,0 +1,168 @@
+"""AutoTune: one run that is given no learning rate, no regularisation and no number of steps.
+
+A door to the engine with two policies in the same windows: a horizon finds the learning rate and the end, a
+regression moves everything else by what replicas that differ in it come to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hdet.arguments import take_optimizers
+from hdet.controllers import HorizonController, RegressionController
+from hdet.engine.gradients import Gradients
+from hdet.hyperparameters import Explorable, LearningRate
+from hdet.policies import Beside, Horizon, InTurn, Policy
+from hdet.probes import Probe
+from hdet.replicas import ProcessGroup, Replicas, is_wired, replicas_of
+from hdet.search import Search
+from hdet.weights.room import Where
+
+__all__ = ["AutoTune"]
+
+logger = logging.getLogger("hdet")
+
+
+class AutoTune(Search):
+    """Finds the learning rate, and whatever ``explore`` names, while it trains.
+
+    Call :meth:`step` once after every ``optimizer.step()``; stop where :attr:`finished`; :meth:`finish_`
+    hands over the best weights that were seen. Replicas are processes, each with data of its own. They train
+    apart for a window, each at values of its own, become one model, and their held-out losses, each at its
+    own mean over the window and relative to that of all, move the values. The learning rate is the same for
+    all; it, the way back and the end follow the averaged path, as in :class:`hdet.AutoLR`, whose arguments
+    the others are.
+
+    One process alone finds the learning rate, and tries all else in turn, one window after the other.
+
+    Args:
+        optimizer: any torch optimizer, or several that step together. Its learning rate is not read; other
+            values are where the search begins.
+        explore: what is moved beside the learning rate: ``hdet.WeightDecay()``, ``hdet.Dropout(model)``, …
+        probe: measures the loss on batches that are not trained on.
+        total_steps: S, a budget: it may end earlier. None goes on until nothing improves any more.
+        gradients: who shares them: ``"none"`` lets every process train by itself between two syncs, which
+            dropout, label smoothing and the like need; ``"all"`` where DDP averages gradients over all
+            processes; an ``hdet.Arms`` for something between. By default ``"all"`` for a model in DDP,
+            ``"none"`` for any other.
+        regression: the rule by which all but the learning rate is moved.
+        replicas: given instead of ``process_group`` by those who bring their own.
+
+    What the forward pass reads (dropout, label smoothing, temperature) holds this replica's own value while
+    training goes on. :meth:`at_base` shows the base values, for an evaluation or a checkpoint.
+
+    Example::
+
+        tune = hdet.AutoTune(optimizer, [hdet.WeightDecay(), hdet.Dropout(model)],
+                             probe=hdet.Probe(loss_fn, held_out, model=model))
+        for batch in endless(loader):
+            loss_fn(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tune.step()
+            if tune.finished:
+                break
+        print(tune.finish_(), tune.values)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer | Sequence[Optimizer],
+        explore: Sequence[Explorable],
+        *,
+        probe: Probe,
+        total_steps: int | None = None,
+        schedule: Literal["wsd", "cosine", "onecycle"] | LRScheduler = "wsd",
+        controller: HorizonController | None = None,
+        regression: RegressionController | None = None,
+        sync_every: int | None = None,
+        snapshot: Where = "host",
+        keep: Where = "host",
+        patience: int | None = 3,
+        gradients: Gradients | None = None,
+        process_group: ProcessGroup | None = None,
+        replicas: Replicas | None = None,
+        seed: int = 0,
+        history: str | PathLike[str] | None = None,
+    ) -> None:
+        every = take_optimizers("AutoTune", optimizer)
+        _check(explore, regression)
+        model = getattr(probe, "model", None)
+        if replicas is None:
+            replicas = replicas_of("AutoTune", every, model=model, process_group=process_group)
+        rule = regression or RegressionController()
+        alone = replicas.size == 1
+
+        def beside(horizon: Horizon) -> list[Policy]:
+            return [(InTurn if alone else Beside)(list(explore), horizon, rule)]
+
+        super().__init__(
+            every,
+            replicas,
+            probe=probe,
+            total_steps=total_steps,
+            schedule=schedule,
+            controller=controller,
+            sync_every=sync_every,
+            snapshot=snapshot,
+            keep=keep,
+            patience=patience,
+            seed=seed,
+            history=history,
+            beside=beside,
+            averaged=True,
+            gradients=gradients or _gradients_of(model, replicas),
+            design="in turn" if alone else None,
+        )
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The base value of everything that is moved, by name; of a learning rate its present one."""
+        return self._cycle.values
+
+    @contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Within, the base values stand everywhere; the weights stay this replica's own."""
+        with self._cycle.at_base():
+            yield
+
+    def detach(self) -> None:
+        """Let go of the optimizer and of what is explored; the base values stay."""
+        self._cycle.detach()
+
+
+def _check(explore: object, regression: object) -> None:
+    """Raise TypeError for what nobody could explore."""
+    if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
+        kind = type(explore).__name__
+        raise TypeError(
+            f"AutoTune: explore must be a list of hyperparameters, got {kind}; write [{kind}(...)]"
+        )
+    items = list(explore)
+    if not items:
+        raise ValueError(
+            "AutoTune: explore must name a hyperparameter, such as hdet.WeightDecay(), got none; "
+            "hdet.AutoLR finds the learning rate alone"
+        )
+    if any(isinstance(item, LearningRate) for item in items):
+        raise ValueError(
+            "AutoTune: explore must not name the learning rate, which is found by other means, got "
+            "LearningRate; leave it out"
+        )
+    if regression is not None and not isinstance(regression, RegressionController):
+        raise TypeError(
+            "AutoTune: regression must be a hdet.RegressionController, got "
+            f"{type(regression).__name__}; controller= is the learning rate's"
+        )
+
+
+def _gradients_of(model: nn.Module | None, replicas: Replicas) -> Gradients:
+    return "all" if replicas.size == 1 or is_wired(model) else "none"
