@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd  # no public name covers all dropout layers
 from torch.optim import Optimizer
 
+from hdet.hyperparameters.base import Rows
 from hdet.hyperparameters.checks import check_bounds
 from hdet.hyperparameters.scalar import Place, ScalarAxis
 from hdet.hyperparameters.scales import LogScale
@@ -193,7 +194,23 @@ def _place(caller: str, owner: Any, attribute: str) -> Place:
         else:
             setattr(owner, attribute, value)
 
-    return Place(lambda: getattr(owner, attribute), write)
+    def read() -> Any:
+        return getattr(owner, attribute)
+
+    def on_rows(rows: Rows) -> Place:
+        """The attribute holds the base, and only within a pass a replica's own."""
+        stand_in = rows.stand_in(owner, attribute)
+
+        def write_rows(value: float | Tensor) -> None:
+            if isinstance(value, Tensor):
+                stand_in.part_(value)
+            else:
+                write(value)
+                stand_in.follow_()
+
+        return Place(read, write_rows, settle=stand_in.follow_)
+
+    return Place(read, write, on_rows=on_rows)
 
 
 def _is_compiled(model: nn.Module) -> bool:
