@@ -53,8 +53,8 @@ def _dropout(
         return plain(input, p, training, inplace)
     if not training:
         return input
-    # At least float32, whatever is dropped: bfloat16 has 256 numbers below 1.
-    kept = torch.rand(_mask_shape(plain, input), device=input.device) >= p
+    # Not in the type of what is dropped: bfloat16 has too few numbers below 1 to tell rates apart.
+    kept = torch.rand(_mask_shape(plain, input), dtype=torch.float32, device=input.device) >= p
     share = (1 - p).clamp(min=_LEAST_KEPT)
     if plain in (F.alpha_dropout, F.feature_alpha_dropout):
         # As torch has it: mean and variance of what comes out are those of what went in.

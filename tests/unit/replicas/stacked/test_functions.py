@@ -103,6 +103,17 @@ def test_dropout_in_place_writes_there() -> None:
     assert set(out[1].tolist()) == {0.0, 3.0}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_number_is_torchs_own(kind: Any) -> None:
+    x = torch.randn(4, 3, 5, 5, 5)
+    x = x[..., 0, 0] if kind is F.dropout1d else x[..., 0] if kind is F.dropout2d else x
+    torch.manual_seed(1)
+    theirs = kind(x, 0.4, True)
+    torch.manual_seed(1)
+    with ByRow():
+        assert torch.equal(kind(x, 0.4, True), theirs)
+
+
 # ---------------------------------------------------------------------- label smoothing
 
 

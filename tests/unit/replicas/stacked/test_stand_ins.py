@@ -246,6 +246,36 @@ def test_rows_at_one_rate_have_the_loss_of_a_model_at_that_rate() -> None:
             assert p == 0 or 0.7 < ours.std() / theirs.std() < 1.4
 
 
+def test_a_transformer_drops_in_its_attention_too() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.2, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    replicas = hdet.StackedReplicas(model, SGD(model.parameters(), lr=0.1), 2, gradients="none")
+    x, hidden = torch.randn(8, 5, 6), torch.arange(5).repeat(8, 1) > 3
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        out: Tensor = model(batch[0], src_key_padding_mask=batch[1])
+        return out.square().mul(torch.arange(6)).mean()
+
+    model.eval()
+    expected = torch.stack([loss_fn(model, (x[k : k + 4], hidden[k : k + 4])) for k in (0, 4)])
+    model.train()
+    (axis,) = hdet.Dropout(model).bind(replicas.optimizer)
+    axis.stack("test", replicas)
+    axis.silence()
+    torch.testing.assert_close(replicas.losses(loss_fn, (x, hidden)), expected)
+    axis.fan_out(torch.tensor([-1.0, 1.0]))
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.training = False  # attention's own is left
+    draws = torch.stack([replicas.losses(loss_fn, (x, hidden)) for _ in range(20)]).detach()
+    low, high = draws.std(0).tolist()
+    assert 0 < low < high
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(replicas.losses(loss_fn, (x, hidden)), expected.detach())
+
+
 # ---------------------------------------------------------------------- where the base stands
 
 
