@@ -1,7 +1,8 @@
 """What stands in modules and is read in the forward pass: dropout, label smoothing, attention temperature.
 
 It acts through the gradient alone: replicas that share theirs never come to differ by it, so these want
-``gradients="none"`` or :class:`~hdet.Arms`. A replica's own value stands from one sync to the next.
+``gradients="none"`` or :class:`~hdet.Arms`. A replica's own value stands from one sync to the next; of
+:class:`~hdet.StackedReplicas` only within their pass, as a tensor.
 """
 
 from __future__ import annotations

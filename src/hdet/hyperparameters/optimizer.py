@@ -150,7 +150,8 @@ class GradientClip:
 
     hdet does the clipping, in the optimizer's pre-step hook, over all its parameters: take
     ``clip_grad_norm_`` out of the training loop. A gradient that GradScaler has yet to unscale is clipped at
-    the scaled norm, which waits for the device. Clipping ends with :meth:`Ensemble.detach`;
+    the scaled norm, which waits for the device. Of :class:`~hdet.StackedReplicas` each one's own norm is
+    clipped, over all groups. Clipping ends with :meth:`Ensemble.detach`;
     :attr:`Ensemble.values` has the norm that was found.
 
     Args:

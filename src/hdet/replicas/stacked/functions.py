@@ -112,7 +112,8 @@ def _cross_entropy(
         even = _even_entropy(input, target, weight, ignore_index, reduction)
     # Without smoothing a class that is ruled out (a logit of −∞) has no part in the loss.
     smoothed = torch.where(label_smoothing > 0, label_smoothing * even, 0)
-    return (1 - label_smoothing) * entropy(input, target) + smoothed
+    plain = entropy(input, target)
+    return ((1 - label_smoothing) * plain + smoothed).to(plain.dtype)
 
 
 def _even_entropy(
@@ -128,8 +129,10 @@ def _even_entropy(
     if reduction != "mean":
         return each.sum() if reduction == "sum" else each
     # As in the plain loss, a mean is over the weights of the right classes.
-    weights = heeded if weight is None else torch.where(heeded, weight[torch.where(heeded, target, 0)], 0)
-    return each.sum() / weights.sum()
+    if weight is None:
+        return each.sum() / heeded.sum()
+    right = torch.where(heeded, target, 0).long()  # bytes would be taken for a mask
+    return each.sum() / torch.where(heeded, weight[right], 0).sum()
 
 
 # ---------------------------------------------------------------------- attention

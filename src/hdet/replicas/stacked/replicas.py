@@ -52,9 +52,11 @@ class _Arrivals:
 class StackedReplicas(Rows):
     """N copies of a model that train side by side in one process.
 
-    What explores the optimizer's values (learning rate, weight decay, momentum, betas) works as it does with
-    processes: ``OneCycleAutoLR`` and ``Ensemble`` find the replicas by :attr:`optimizer`. What acts in the
-    forward pass as a Python number (dropout's p, a temperature) cannot differ between slices of one pass.
+    What is explored is explored as it is with processes: ``OneCycleAutoLR`` and ``Ensemble`` find the
+    replicas by :attr:`optimizer`. A number that the forward pass reads (dropout's p, label smoothing, a
+    temperature) is a tensor within the pass, one replica's own, which torch's dropout, cross entropy and
+    attention take for it; code that asks what it is (``if self.p > 0``, ``float(self.p)``) is refused.
+    Outside of the pass the module holds the base, and :meth:`write_` leaves numbers alone.
 
     Args:
         model: the bare module, on its device, its weights loaded: its own ``load_state_dict`` does nothing to
@@ -122,7 +124,7 @@ class StackedReplicas(Rows):
         #: Steps all replicas; give this one to a scheduler.
         self.optimizer = StackedOptimizer(groups, optimizer.defaults, rule, self)
         self.optimizer.state.update(states)
-        self._stand_ins = StandIns(size, self.matrices[0].device)
+        self._stand_ins = StandIns(size, self.matrices)
         self._watch()
         optimizer.register_step_pre_hook(refuse_step)
 
@@ -330,6 +332,7 @@ class StackedReplicas(Rows):
         return list(tensor.unbind(0))
 
     def stand_in(self, owner: Any, attribute: str) -> StandIn:
+        # A buffer has rows of its own, which the pass reads anyway.
         held = getattr(owner, attribute)
         buffers = dict(self._model.named_buffers())
         name = next((name for name, buffer in buffers.items() if buffer is held), None)
@@ -363,7 +366,7 @@ class StackedReplicas(Rows):
 
     def __getstate__(self) -> dict[str, Any]:
         # Whoever moves what replicas differ in stays with the original.
-        return {**self.__dict__, "_stand_ins": StandIns(self.size, self.matrices[0].device)}
+        return {**self.__dict__, "_stand_ins": StandIns(self.size, self.matrices)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy: torch copies parameters without their hooks."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -68,12 +69,13 @@ class StandIns:
 
     Args:
         size: how many replicas there are.
-        device: where they train.
+        matrices: what they train, of whose type and on whose device numbers are.
     """
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, matrices: Sequence[Tensor]) -> None:
         self._size = size
-        self._device = device
+        self._device = matrices[0].device
+        self._dtype = reduce(torch.promote_types, (matrix.dtype for matrix in matrices), torch.float32)
         self._all: list[StandIn] = []
 
     def __len__(self) -> int:
@@ -97,9 +99,8 @@ class StandIns:
             )
         if isinstance(held, Tensor):
             return torch.empty(self._size, *held.shape, dtype=held.dtype, device=held.device)
-        # Doubles, as Python's numbers are; what they are multiplied with keeps its own type.
-        dtype = torch.float32 if self._device.type == "mps" else torch.float64
-        return torch.empty(self._size, dtype=dtype, device=self._device)
+        # At least float32, as torch's own kernels have a number. Doubles would make doubles of a mean.
+        return torch.empty(self._size, dtype=self._dtype, device=self._device)
 
     def keep_up_(self) -> None:
         """Follow the numbers that somebody has written since."""

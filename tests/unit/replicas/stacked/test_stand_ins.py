@@ -165,6 +165,7 @@ def test_rows_train_as_models_of_their_own(name: str, kind: str) -> None:
         torch.testing.assert_close(ends[r], weights, rtol=1e-4, atol=1e-5)
         assert losses == pytest.approx([step[r] for step in seen], rel=1e-4)
     assert (ends[0] - ends[-1]).abs().max() > 1e-3, "or equality says nothing"
+    assert replicas.losses(case.loss_fn, data[0]).dtype == torch.float32
 
 
 @pytest.mark.parametrize("gradients", ["all", "none"])
