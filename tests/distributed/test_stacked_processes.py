@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -136,7 +137,7 @@ class Together:
     def __call__(self, optimizer: Optimizer, case: Case, probe: Any, model: nn.Module | None) -> Any:
         return hdet.Ensemble(
             optimizer,
-            self.explore,
+            [item(probe.model) if callable(item) else item for item in self.explore],
             gradients=case.gradients,
             sync_every=SYNC_EVERY,
             probe=probe if self.probed else None,
@@ -276,6 +277,8 @@ def test_every_model(ranks: LocalProcesses, model: str, kind: str) -> None:
 
 
 LR = hdet.LearningRate(spread=0.25)
+#: Of the model that it is given, on its rank or here.
+TEMPERATURE = partial(hdet.Temperature, attribute="temperature")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +292,8 @@ LR = hdet.LearningRate(spread=0.25)
         Case("regression", "sgd momentum", ensemble([hdet.Momentum(each=True)]), groups=2),
         Case("gpt", "adamw", ensemble([LR, hdet.WeightDecay()]), "none"),
         Case("regression", "adam decoupled", ensemble([hdet.WeightDecay()])),
+        Case("gpt", "sgd momentum", ensemble([TEMPERATURE, hdet.GradientClip(0.5)]), "none"),
+        Case("regression", "adam", ensemble([LR, hdet.GradientClip(0.5)]), groups=2),
     ],
     ids=lambda case: f"{case.model}-{case.optimizer}-{case.gradients}-{len(case.facade.explore)}",
 )

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.engine.design import DESIGNS, Design, permuted
-from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
+from hdet.hyperparameters import Axis, Explorable, GroupLearningRate, Rows
+from hdet.replicas import Replicas
 
-__all__ = ["FanOut", "bind", "refuse_stacked"]
+__all__ = ["FanOut", "bind", "stack"]
 
 
 class FanOut:
@@ -212,12 +213,14 @@ def bind(caller: str, explore: Sequence[Sequence[Explorable]], optimizer: Optimi
     return bound
 
 
-def refuse_stacked(caller: str, axes: Sequence[Axis]) -> None:
-    """Raise TypeError for what replicas in processes of their own can explore, and rows of one matrix
-    cannot."""
-    elsewhere = [axis.name for axis in axes if not axis.acts_in_step]
-    if elsewhere:
-        raise TypeError(
-            f"{caller}: replicas stacked in one process differ in what the optimizer reads from its groups, "
-            f"got {', '.join(elsewhere)}, which acts on all of them at once; use one process per replica"
-        )
+def stack(caller: str, axes: Sequence[Axis], replicas: Replicas) -> None:
+    """Let the replicas that this process holds differ in all that is explored, or raise TypeError."""
+    for axis in axes:
+        if axis.acts_in_step:
+            continue
+        if not isinstance(replicas, Rows):
+            raise TypeError(
+                f"{caller}: several replicas of one process differ in {axis.name} as rows of one matrix, "
+                f"got {type(replicas).__name__}; use hdet.StackedReplicas, or one process per replica"
+            )
+        axis.stack(caller, replicas)

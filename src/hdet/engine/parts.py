@@ -12,7 +12,7 @@ from hdet.engine import doubts
 from hdet.engine.agreement import bind_together
 from hdet.engine.converge import Converge
 from hdet.engine.design import Design, choose_design
-from hdet.engine.fan_out import FanOut, refuse_stacked
+from hdet.engine.fan_out import FanOut, stack
 from hdet.engine.gradients import Gradients, GradientSharing
 from hdet.engine.schedule import CoveredSchedule, Schedule
 from hdet.engine.sync import Sync
@@ -101,7 +101,7 @@ def _fan_out(
     jointly: bool,
 ) -> FanOut:
     if replicas.here > 1:
-        refuse_stacked(caller, axes)
+        stack(caller, axes, replicas)
     spread_out = [axis.name for axis in axes if axis.spread > 0]
     chosen = choose_design(caller, design, spread_out, sharing.arms, jointly=jointly)
     refuse_shared_places(caller, axes)

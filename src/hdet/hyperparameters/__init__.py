@@ -2,7 +2,7 @@
 and no other room."""
 
 from hdet.hyperparameters.any_scalar import Hyperparameter
-from hdet.hyperparameters.base import Axis, Explorable
+from hdet.hyperparameters.base import Axis, Explorable, Rows
 from hdet.hyperparameters.learning_rate import GroupLearningRate, LearningRate, separate_learning_rates
 from hdet.hyperparameters.module import Dropout, LabelSmoothing, Temperature
 from hdet.hyperparameters.optimizer import Betas, GradientClip, Momentum, WeightDecay
@@ -19,6 +19,7 @@ __all__ = [
     "LabelSmoothing",
     "LearningRate",
     "Momentum",
+    "Rows",
     "ScalarAxis",
     "Temperature",
     "WeightDecay",

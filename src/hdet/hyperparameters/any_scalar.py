@@ -34,7 +34,8 @@ class Hyperparameter:
         off: the value without effect, for a regulariser: a probe measures with it.
         acts: ``"forward"`` where it acts through the gradient alone, so that replicas must not share theirs;
             ``"step"`` where the optimizer reads it, and its value may stand while the optimizer steps alone.
-            With :class:`~hdet.StackedReplicas` ``write`` is then given a tensor of every replica's value.
+            With :class:`~hdet.StackedReplicas` ``write`` is then given a tensor of every replica's value, and
+            ``"forward"`` is refused: nobody knows whether what ``write`` does reaches a row alone.
 
     Example::
 

@@ -15,7 +15,28 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Axis", "Explorable"]
+__all__ = ["Axis", "Explorable", "Rows", "StandIn"]
+
+
+class StandIn(Protocol):
+    """Values of replicas that are rows of one matrix, for a number that their one forward pass reads."""
+
+    def part_(self, values: Tensor) -> None:
+        """Let each replica have its own, until :meth:`follow_`."""
+
+    def follow_(self) -> None:
+        """Let all replicas have the number that stands there."""
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """What a hyperparameter asks of replicas that are rows of one matrix."""
+
+    def stand_in(self, owner: Any, attribute: str) -> StandIn:
+        """For a number that the forward pass reads as an attribute."""
+
+    def clip_grad_norm_(self, max_norm: float | Tensor) -> Tensor:
+        """Clip the norm of every replica's gradient, at one norm or each at its own."""
 
 
 @runtime_checkable
@@ -82,6 +103,16 @@ class Axis(ABC):
     @abstractmethod
     def shift(self, by: float) -> None:
         """Move the base along the coordinate, within its bounds. The base must stand in its places."""
+
+    def stack(self, caller: str, rows: Rows) -> None:
+        """Replicas that are rows of one matrix have values of their own from now on. Not asked of what acts
+        while the optimizer steps, which takes a tensor of their values as it is."""
+        raise TypeError(
+            f"{caller}: replicas stacked in one process must differ in what the optimizer reads from its "
+            f"groups or the forward pass from an attribute, got {self.name}, whose value is written by a "
+            "function and so acts on all of them at once; name the attribute, as "
+            "hdet.Temperature(model, attribute=...) does for any module's, or use one process per replica"
+        )
 
     @property
     def overwritten(self) -> bool:

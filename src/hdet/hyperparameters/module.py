@@ -1,7 +1,8 @@
 """What stands in modules and is read in the forward pass: dropout, label smoothing, attention temperature.
 
 It acts through the gradient alone: replicas that share theirs never come to differ by it, so these want
-``gradients="none"`` or :class:`~hdet.Arms`. A replica's own value stands from one sync to the next.
+``gradients="none"`` or :class:`~hdet.Arms`. A replica's own value stands from one sync to the next; of
+:class:`~hdet.StackedReplicas` only within their pass, as a tensor.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd  # no public name covers all dropout layers
 from torch.optim import Optimizer
 
+from hdet.hyperparameters.base import Rows
 from hdet.hyperparameters.checks import check_bounds
 from hdet.hyperparameters.scalar import Place, ScalarAxis
 from hdet.hyperparameters.scales import LogScale
@@ -193,7 +195,23 @@ def _place(caller: str, owner: Any, attribute: str) -> Place:
         else:
             setattr(owner, attribute, value)
 
-    return Place(lambda: getattr(owner, attribute), write)
+    def read() -> Any:
+        return getattr(owner, attribute)
+
+    def on_rows(rows: Rows) -> Place:
+        """The attribute holds the base, and only within a pass a replica's own."""
+        stand_in = rows.stand_in(owner, attribute)
+
+        def write_rows(value: float | Tensor) -> None:
+            if isinstance(value, Tensor):
+                stand_in.part_(value)
+            else:
+                write(value)
+                stand_in.follow_()
+
+        return Place(read, write_rows, settle=stand_in.follow_)
+
+    return Place(read, write, on_rows=on_rows)
 
 
 def _is_compiled(model: nn.Module) -> bool:

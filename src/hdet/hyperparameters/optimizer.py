@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.hyperparameters.base import Rows
 from hdet.hyperparameters.checks import check_bounds, spread_of_each
 from hdet.hyperparameters.scalar import Place, ScalarAxis
 from hdet.hyperparameters.scales import LogScale, Scale
@@ -149,7 +150,8 @@ class GradientClip:
 
     hdet does the clipping, in the optimizer's pre-step hook, over all its parameters: take
     ``clip_grad_norm_`` out of the training loop. A gradient that GradScaler has yet to unscale is clipped at
-    the scaled norm, which waits for the device. Clipping ends with :meth:`Ensemble.detach`;
+    the scaled norm, which waits for the device. Of :class:`~hdet.StackedReplicas` each one's own norm is
+    clipped, over all groups. Clipping ends with :meth:`Ensemble.detach`;
     :attr:`Ensemble.values` has the norm that was found.
 
     Args:
@@ -166,7 +168,15 @@ class GradientClip:
         """One axis; what it moves is the norm at which the hook clips."""
         low, high = check_bounds("GradientClip", self.bounds, above=0.0)
         clipper = _Clipper(optimizer, self.max_norm)
-        place = Place(lambda: clipper.max_norm, lambda value: setattr(clipper, "max_norm", value))
+
+        def write(value: float | Tensor) -> None:
+            clipper.max_norm = value
+
+        def on_rows(rows: Rows) -> Place:
+            clipper.rows = rows
+            return place
+
+        place = Place(lambda: clipper.max_norm, write, on_rows=on_rows)
         try:
             axis = ScalarAxis(
                 "gradient_clip",
@@ -184,7 +194,10 @@ class GradientClip:
 
 class _Clipper:
     def __init__(self, optimizer: Optimizer, max_norm: float) -> None:
-        self.max_norm = max_norm
+        #: One, or one for each of the rows.
+        self.max_norm: float | Tensor = max_norm
+        #: The replicas, where the gradient is a matrix with a row for each.
+        self.rows: Rows | None = None
         self.remove = optimizer.register_step_pre_hook(self._before_step).remove
 
     def _before_step(
@@ -210,10 +223,13 @@ class _Clipper:
         )
 
     def _clip(self, optimizer: Optimizer) -> None:
+        if self.rows is not None:
+            self.rows.clip_grad_norm_(self.max_norm)
+            return
         gradients = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # A fused optimizer unscales in its own kernel, after this hook; GradScaler leaves the scale with it.
         scale = getattr(optimizer, "grad_scale", None)
-        limit = self.max_norm if scale is None else self.max_norm * float(scale)
+        limit = float(self.max_norm) * (1.0 if scale is None else float(scale))
         torch.nn.utils.clip_grad_norm_(gradients, limit)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.hyperparameters.base import Axis
+from hdet.hyperparameters.base import Axis, Rows
 from hdet.hyperparameters.checks import check_spread
 from hdet.hyperparameters.scales import Scale
 
@@ -22,11 +22,27 @@ _COARSEST = 4e-3
 
 
 class Place:
-    """One place that holds a scalar: how to read it and how to write it."""
+    """One place that holds a scalar: how to read it and how to write it.
 
-    def __init__(self, read: Callable[[], object], write: Callable[[Any], object]) -> None:
+    Args:
+        read: gives what stands there.
+        write: puts a number there or, of replicas that are rows of one matrix, a tensor of each one's.
+        on_rows: the place as it is for such replicas, where it is another for them.
+        settle: lets them have again what stands there, whoever wrote it.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], object],
+        write: Callable[[Any], object],
+        *,
+        on_rows: Callable[[Rows], Place] | None = None,
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
         self._read = read
         self.write = write
+        self.on_rows = on_rows
+        self.settle = settle
 
     def holds_tensor(self) -> bool:
         """Whether the value lies in a tensor, which is written in place."""
@@ -145,6 +161,7 @@ class ScalarAxis(Axis):
         # Somebody else may have written there since: then that is the base. Not so in a tensor, which is
         # loaded, broadcast and averaged with the model that holds it.
         for place, standing in zip(self._places, self._standing, strict=True):
+            place.settle()
             if place.holds_tensor() or place.read(self.name) == standing:
                 place.write(base)
 
@@ -154,6 +171,12 @@ class ScalarAxis(Axis):
         if moved != self.base:
             self._write(moved)
             self._moved_to = self.base
+
+    def stack(self, caller: str, rows: Rows) -> None:
+        makers = [place.on_rows for place in self._places if place.on_rows is not None]
+        if len(makers) < len(self._places):
+            super().stack(caller, rows)
+        self._places = [make(rows) for make in makers]
 
     @property
     def overwritten(self) -> bool:
@@ -219,7 +242,8 @@ class ScalarAxis(Axis):
         base = self.base
         for place in self._places:
             place.write(values)
-        self._standing = [None] * len(self._places)
+        # A group holds the rows' values now, a module still the base.
+        self._standing = [None if place.holds_tensor() else place.read(self.name) for place in self._places]
         self._base = base
 
     def _write(self, value: float) -> None:

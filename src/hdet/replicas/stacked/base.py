@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hdet.replicas.base import Replicas
+from hdet.replicas.stacked.stand_ins import StandIn
 
 __all__ = ["LossFn", "Rows"]
 
@@ -26,8 +27,20 @@ class Rows(Replicas):
 
     @property
     @abstractmethod
-    def modes(self) -> tuple[bool, ...]:
-        """The training flags of all modules."""
+    def modes(self) -> tuple[int, ...]:
+        """The training flags of all modules, and how many numbers the replicas may differ in."""
+
+    @abstractmethod
+    def stand_in(self, owner: Any, attribute: str) -> StandIn:
+        """A number that the forward pass reads as an attribute, one for each replica from now on."""
+
+    @abstractmethod
+    def keep_up_(self) -> None:
+        """Follow numbers that somebody has written since the last pass; :meth:`losses` begins with it."""
+
+    @abstractmethod
+    def clip_grad_norm_(self, max_norm: float | Tensor) -> Tensor:
+        """Clip the norm of every replica's gradient, at one norm or each at its own; the norms before."""
 
     @abstractmethod
     def losses(self, loss_fn: LossFn, batch: Any) -> Tensor:

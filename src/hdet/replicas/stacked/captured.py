@@ -37,13 +37,13 @@ class CapturedPass:
     """Forward and backward pass of all replicas; :meth:`StackedReplicas.capture` makes it.
 
     There is one recording for each form of batch (shapes, and whatever in it is no tensor), each set of
-    training flags and each kind of autocast, of the latest sixteen. On a CPU nothing is recorded, and the
-    pass is run as it is.
+    training flags and each kind of autocast, of the latest sixteen. What replicas explore is read anew at
+    every replay. On a CPU nothing is recorded, and the pass is run as it is.
 
     Args:
         replicas: whose pass it is.
-        loss_fn: from (model, batch) to a scalar. Numbers that it reads from elsewhere stay as recorded, and
-            that the model is as it was stacked is asked when a pass is recorded, not when it is replayed.
+        loss_fn: from (model, batch) to a scalar. Other numbers that it reads from elsewhere stay as recorded,
+            and that the model is as it was stacked is asked when a pass is recorded, not when it is replayed.
     """
 
     def __init__(self, replicas: Rows, loss_fn: LossFn) -> None:
@@ -59,6 +59,7 @@ class CapturedPass:
             self._replicas.backward(losses)
             return losses.detach()
         parts = take_apart(batch)
+        self._replicas.keep_up_()
         recording = self._recording(parts)
         kept = [None if m.grad is None else m.grad.clone() for m in matrices]
         if parts.tensors:
@@ -108,7 +109,7 @@ class CapturedPass:
         return losses.detach(), self._replicas.gradients_of(losses)
 
 
-def _key(parts: Parts, modes: tuple[bool, ...]) -> Hashable:
+def _key(parts: Parts, modes: tuple[int, ...]) -> Hashable:
     """What the host decides by: passes with the same are one recording."""
     shapes = tuple((tensor.shape, tensor.dtype) for tensor in parts.tensors)
     autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))

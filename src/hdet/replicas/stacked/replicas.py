@@ -21,6 +21,7 @@ from hdet.replicas.base import Mean
 from hdet.replicas.stacked.base import LossFn, Rows
 from hdet.replicas.stacked.batches import divide, take_apart
 from hdet.replicas.stacked.captured import CapturedPass
+from hdet.replicas.stacked.loss import Loss, aliases_of
 from hdet.replicas.stacked.optimizer import Place, StackedOptimizer, refuse_step, rule_of, stack_groups
 from hdet.replicas.stacked.refusals import (
     explained,
@@ -31,6 +32,7 @@ from hdet.replicas.stacked.refusals import (
     refuse_other_shapes,
     refuse_parameters,
 )
+from hdet.replicas.stacked.stand_ins import StandIn, StandIns
 
 __all__ = ["StackedReplicas"]
 
@@ -50,9 +52,11 @@ class _Arrivals:
 class StackedReplicas(Rows):
     """N copies of a model that train side by side in one process.
 
-    What explores the optimizer's values (learning rate, weight decay, momentum, betas) works as it does with
-    processes: ``OneCycleAutoLR`` and ``Ensemble`` find the replicas by :attr:`optimizer`. What acts in the
-    forward pass as a Python number (dropout's p, a temperature) cannot differ between slices of one pass.
+    What is explored is explored as it is with processes: ``OneCycleAutoLR`` and ``Ensemble`` find the
+    replicas by :attr:`optimizer`. A number that the forward pass reads (dropout's p, label smoothing, a
+    temperature) is a tensor within the pass, one replica's own, which torch's dropout, cross entropy and
+    attention take for it; code that asks what it is (``if self.p > 0``, ``float(self.p)``) is refused.
+    Outside of the pass the module holds the base, and :meth:`write_` leaves numbers alone.
 
     Args:
         model: the bare module, on its device, its weights loaded: its own ``load_state_dict`` does nothing to
@@ -107,7 +111,7 @@ class StackedReplicas(Rows):
         self.gradients = gradients
         self._model = model
         self._layout = layout_of(model)
-        self._aliases = _aliases(model)
+        self._aliases = aliases_of(model)
         self._arrivals = _Arrivals()
         #: By name, a row for each replica.
         self._buffers = {
@@ -120,6 +124,7 @@ class StackedReplicas(Rows):
         #: Steps all replicas; give this one to a scheduler.
         self.optimizer = StackedOptimizer(groups, optimizer.defaults, rule, self)
         self.optimizer.state.update(states)
+        self._stand_ins = StandIns(size, self.matrices)
         self._watch()
         optimizer.register_step_pre_hook(refuse_step)
 
@@ -136,13 +141,15 @@ class StackedReplicas(Rows):
         """
         call = "StackedReplicas.losses"
         refuse_changes(call, self._layout, self._model)
+        self.keep_up_()
         tensors, rebuild, _ = take_apart(batch)
-        compute = _Loss(self._model, loss_fn)
+        compute = Loss(self._model, loss_fn)
 
-        def one(rows: dict[str, Tensor], part: Sequence[Tensor]) -> Tensor:
+        def one(rows: dict[str, Tensor], numbers: Sequence[Tensor], part: Sequence[Tensor]) -> Tensor:
             values = {f"model.{alias}": rows[name] for alias, name in self._aliases.items() if name in rows}
-            # torch would tie by itself, but swaps a module twice that has two names, and restores rows.
-            loss: Tensor = functional_call(compute, values, (rebuild(part),), tie_weights=False)
+            with self._stand_ins.standing(numbers):
+                # torch would tie by itself, but swaps a module twice that has two names, and restores rows.
+                loss: Tensor = functional_call(compute, values, (rebuild(part),), tie_weights=False)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
                 raise ValueError(
@@ -155,7 +162,8 @@ class StackedReplicas(Rows):
         # Fused attention has no rule for torch.vmap on a CPU, which would run it N times; on a GPU its
         # gradient fails there ("LSE is not correctly aligned", torch 2.11).
         with explained(call, self._model), sdpa_kernel(SDPBackend.MATH):
-            result: Tensor = every(self._parameters() | self._buffers, divide(tensors, self.size))
+            rows = self._parameters() | self._buffers
+            result: Tensor = every(rows, self._stand_ins.rows, divide(tensors, self.size))
         return result
 
     def backward(self, losses: Tensor) -> None:
@@ -211,14 +219,18 @@ class StackedReplicas(Rows):
         return [self.share_(gradient) for gradient in gradients]
 
     @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clip the norm of every replica's gradient, as ``torch.nn.utils`` does for one; the norms before."""
+    def clip_grad_norm_(self, max_norm: float | Tensor) -> Tensor:
+        """Clip the norm of every replica's gradient, as ``torch.nn.utils`` does for one; the norms before.
+
+        ``max_norm`` is one for all, or a tensor of each one's.
+        """
         self.share_gradients_()
         gradients = list(self._gradients())
         if not gradients:
             return torch.zeros(self.size)
         norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in gradients]).norm(dim=0)
-        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        limits = max_norm.to(norms, non_blocking=True) if isinstance(max_norm, Tensor) else max_norm
+        factors = (limits / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factors.to(gradient)[:, None])
         return cast("Tensor", norms)
@@ -274,9 +286,9 @@ class StackedReplicas(Rows):
         return [matrix for group in self.optimizer.param_groups for matrix in group["params"]]
 
     @property
-    def modes(self) -> tuple[bool, ...]:
-        """The training flags of all modules."""
-        return tuple(module.training for module in self._model.modules())
+    def modes(self) -> tuple[int, ...]:
+        """The training flags of all modules, and how many numbers the replicas may differ in."""
+        return (*(module.training for module in self._model.modules()), len(self._stand_ins))
 
     # ------------------------------------------------------------------ what the engine asks
 
@@ -319,6 +331,16 @@ class StackedReplicas(Rows):
     def rows_of(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.unbind(0))
 
+    def stand_in(self, owner: Any, attribute: str) -> StandIn:
+        # A buffer has rows of its own, which the pass reads anyway.
+        held = getattr(owner, attribute)
+        buffers = dict(self._model.named_buffers())
+        name = next((name for name, buffer in buffers.items() if buffer is held), None)
+        return self._stand_ins.of(owner, attribute, None if name is None else self._buffers[name])
+
+    def keep_up_(self) -> None:
+        self._stand_ins.keep_up_()
+
     # ------------------------------------------------------------------ how they are stacked
 
     def _parameters(self) -> dict[str, Tensor]:
@@ -342,55 +364,14 @@ class StackedReplicas(Rows):
         for matrix in dict.fromkeys(place.matrix for place in self._places):
             matrix.register_post_accumulate_grad_hook(self._arrivals)  # type: ignore[no-untyped-call]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Whoever moves what replicas differ in stays with the original.
+        return {**self.__dict__, "_stand_ins": StandIns(self.size, self.matrices)}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy: torch copies parameters without their hooks."""
         self.__dict__.update(state)
         self._watch()
-
-
-class _Loss(nn.Module):
-    """Makes of a model and a loss one module, whose parameters can be stood in for."""
-
-    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
-        super().__init__()
-        self.model = model
-        # A loss may be a module that holds the model: as a submodule it would be a second way to it.
-        self._loss_fn = (loss_fn,)
-
-    def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
-        # No public name tells a buffer that is None from none, in torch 2.13 neither.
-        held = [(name, module, dict(module._buffers)) for name, module in self.model.named_modules()]
-        new: list[str] = []
-        try:
-            loss = self._loss_fn[0](self.model, batch)
-        finally:
-            for name, module, before in held:
-                after = module._buffers
-                odd = [key for key in {**before, **after} if before.get(key) is not after.get(key)]
-                new += [f"{name}.{key}".lstrip(".") for key in odd]
-                if odd:  # what stayed would be a slice of a pass that is over
-                    after.clear()
-                    after.update(before)
-        if new:
-            raise TypeError(
-                f"StackedReplicas.losses: the forward pass must write buffers in place, got a new tensor in "
-                f"{new[0]}, which would be lost; write self.{new[0].split('.')[-1]}.copy_(...)"
-            )
-        return loss
-
-
-def _aliases(model: nn.Module) -> dict[str, str]:
-    """Every place of a parameter or buffer in the model's modules, and the first name of what is there."""
-    names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
-    places: dict[str, str] = {}
-    for prefix, module in model.named_modules():  # each once, whatever names it has
-        own = (
-            *module.named_parameters(prefix, recurse=False, remove_duplicate=False),
-            *module.named_buffers(prefix, recurse=False, remove_duplicate=False),
-        )
-        places |= {place: names[id(tensor)] for place, tensor in own}
-    return places
 
 
 def _average(rows: Tensor, accumulate: torch.dtype) -> None:

@@ -90,6 +90,32 @@ def test_every_replay_draws_other_masks_and_every_mode_and_shape_is_its_own(devi
     torch.testing.assert_close(compute(short), replicas.losses(loss_fn, short).detach())
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_replay_reads_the_rates_that_were_written_since(device: str) -> None:
+    replicas = replicas_on(device, dropout=0.5)
+    compute = replicas.capture(loss_fn)
+    (batch,) = batches(device, 1)
+    compute(batch)  # recorded before anybody explores
+    dropout = replicas._model.dropout
+    stand_in = replicas.stand_in(dropout, "p")
+    differing = []
+    for rates in ([0.0, 0.5, 0.0, 0.5], [0.5, 0.0, 0.0, 0.0]):
+        stand_in.part_(torch.tensor(rates))
+        differing.append((compute(batch) != compute(batch)).tolist())
+    stand_in.follow_()
+    differing.append((compute(batch) != compute(batch)).tolist())
+    dropout.p = 0.0
+    differing.append((compute(batch) != compute(batch)).tolist())
+    assert differing == [
+        [False, True, False, True],
+        [True, False, False, False],
+        [True] * 4,
+        [False] * 4,
+    ]
+    recorded = len(compute._recorded)
+    assert recorded == (0 if device == "cpu" else 2), "one before there were rates, one since"
+
+
 @NEEDS_GPU
 def test_what_was_returned_is_not_written_over_and_a_batch_may_lie_on_the_host() -> None:
     replicas = replicas_on("cuda")

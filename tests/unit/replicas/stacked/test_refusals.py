@@ -12,7 +12,6 @@ from torch.optim import SGD, Adam, RMSprop
 from torch.utils.checkpoint import checkpoint
 
 import hdet
-from tests.fakes import Attention
 from tests.stacks import batches, loss_fn, mlp, stack
 
 
@@ -227,20 +226,11 @@ def test_a_state_of_something_else(value: Any, got: str) -> None:
         replicas.load_state_dict({**replicas.state_dict(), "0.bias": value})
 
 
-@pytest.mark.parametrize(
-    ("explore", "name"),
-    [
-        (lambda m: hdet.Dropout(m), "dropout"),
-        (lambda m: hdet.Temperature(m, "scale"), "temperature"),
-        (lambda m: hdet.Hyperparameter("margin", lambda: 1.0, print, bounds=(0, 2)), "margin"),
-        (lambda m: hdet.GradientClip(), "gradient_clip"),
-    ],
-)
-def test_what_acts_in_the_forward_pass_is_not_explored(explore: Any, name: str) -> None:
-    model = nn.Sequential(mlp(dropout=0.5), Attention(2.0))
-    replicas = stack(model, gradients="none")
-    with pytest.raises(TypeError, match=f"Ensemble: .*got {name}.*one process per replica"):
-        hdet.Ensemble(replicas.optimizer, [explore(model)], gradients="none")
+def test_what_a_function_writes_for_the_forward_pass_is_not_explored() -> None:
+    replicas = stack(mlp(), gradients="none")
+    margin = hdet.Hyperparameter("margin", lambda: 1.0, print, bounds=(0, 2))
+    with pytest.raises(TypeError, match=r"Ensemble: .*got margin, .*; name the attribute.*one process per"):
+        hdet.Ensemble(replicas.optimizer, [margin], gradients="none")
 
 
 def test_facades_that_need_processes_or_one_model() -> None:
