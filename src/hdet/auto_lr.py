@@ -98,9 +98,10 @@ class AutoLR(Search):
     ) -> None:
         every = take_optimizers("AutoLR", optimizer)
         model = getattr(probe, "model", None)
+        replicas = replicas_of("AutoLR", every, model=model, process_group=process_group)
         super().__init__(
             every,
-            replicas_of("AutoLR", every, model=model, process_group=process_group),
+            replicas,
             probe=probe,
             total_steps=total_steps,
             schedule=schedule,
@@ -113,4 +114,7 @@ class AutoLR(Search):
             patience=patience,
             seed=seed,
             history=history,
+            # Rows on gradients of their own are judged by the path of their mean, as islands are.
+            averaged=replicas.here > 1 and spread == 0,
+            gradients=replicas.gradients or "all",
         )

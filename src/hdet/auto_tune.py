@@ -165,4 +165,6 @@ def _check(explore: object, regression: object) -> None:
 
 
 def _gradients_of(model: nn.Module | None, replicas: Replicas) -> Gradients:
+    if replicas.gradients is not None:
+        return replicas.gradients
     return "all" if replicas.size == 1 or is_wired(model) else "none"

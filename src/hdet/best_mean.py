@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -167,7 +167,7 @@ class BestMean:
         if said and self._replicas.rank == 0:
             logger.warning("BestMean: step %d: %s", self.steps, said)
 
-    def _offer(self, kind: Literal["mean", "iterate", "end"], own: list[float]) -> None:
+    def _offer(self, kind: Literal["mean", "iterate", "end"], own: Sequence[float | Tensor]) -> None:
         losses = tuple(loss for row in self._replicas.gather(own) for loss in row)
         weights = {i: local(self._parameters[i]) for i in self._numbers}
         self._keeper.offer(Candidate(self.steps, kind, losses), weights)

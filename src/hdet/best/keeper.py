@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hdet.best.kept import Kept
@@ -60,22 +61,30 @@ class Keeper:
         #: Batch norms as training left them; a user may have frozen them before the weights are handed over.
         self._norms: list[nn.Module] = []
 
-    def measure(self, count: int | None = None) -> list[float]:
-        """This rank's losses at the weights as they stand, on the first ``count`` of its batches."""
-        return self._probe.losses(self._probe.halves()[0][:count], of="choice")
+    def measure(self, count: int | None = None) -> list[float | Tensor]:
+        """This rank's losses at the weights as they stand, on the first ``count`` of its batches; of several
+        replicas in one process a tensor for each batch, which they have parts of."""
+        return self._losses(self._probe.halves()[0][:count], "choice")
+
+    def _losses(self, batches: Sequence[Any], of: str) -> list[float | Tensor]:
+        here = self._replicas.here
+        if here == 1:
+            return [*self._probe.losses(batches, of=of)]
+        rows = self._probe.losses_of_each(batches, here, of=of)
+        return [torch.tensor(row, dtype=torch.float64) for row in rows]
 
     def measure_together(self) -> list[float]:
         """The losses of all ranks, as :meth:`measure` finds them on each. A collective."""
         return [loss for row in self._replicas.gather(self.measure()) for loss in row]
 
-    def measure_deployed(self, *, refresh: bool) -> list[float]:
+    def measure_deployed(self, *, refresh: bool) -> list[float | Tensor]:
         """As :meth:`measure`, as the weights would be deployed: with running statistics, if there are any;
         ``refresh`` makes those anew for weights that training has never run through."""
         batches = self._probe.halves()[0]
         if not self._probe.has_norms:
             return self.measure()
         self._norms = [*trained_norms(self._probe.model)]
-        return self._probe.deployed_losses(batches, refresh=refresh, of="choice")
+        return [*self._probe.deployed_losses(batches, refresh=refresh, of="choice")]
 
     @property
     def keeps(self) -> bool:
@@ -107,14 +116,18 @@ class Keeper:
             return None
         if not standing:
             self.write_()
+        self._replicas.deliver_()
         return Handed(best.step, best.kind, best.loss, *self._estimate())
 
     def _estimate(self) -> tuple[float, float]:
         """Mean and standard error over the batches of all ranks, who may hold unlike numbers of them."""
         other = self._probe.halves()[1]
-        own = self._probe.deployed_losses(other, refresh=False, of="estimate")
-        count = float(len(own))
-        rows = self._replicas.gather([count, math.fsum(own), math.fsum(x * x for x in own)])
+        own: list[float | Tensor]
+        if self._replicas.here > 1:  # no norms are among them
+            own = self._losses(other, "estimate")
+        else:
+            own = [*self._probe.deployed_losses(other, refresh=False, of="estimate")]
+        rows = self._replicas.gather([float(len(own)), sum(own), sum(x * x for x in own)])
         n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))
         if n == 0 or not math.isfinite(total):
             return math.nan, math.nan

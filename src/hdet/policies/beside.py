@@ -60,7 +60,7 @@ class Beside(Regression):
 
 
 def windows_in_turn(hyperparameters: int) -> int:
-    """How many windows a decision takes: as many as tell the hyperparameters, a trend and noise apart.
+    """How many windows a decision takes: their differences tell the hyperparameters, a trend and noise apart.
 
     >>> windows_in_turn(1), windows_in_turn(3), windows_in_turn(6)
     (4, 8, 12)
@@ -71,29 +71,31 @@ def windows_in_turn(hyperparameters: int) -> int:
 class InTurn(Beside):
     """One replica tries values one window after the other; what a window gained speaks for those it had.
 
-    A block of windows has each value high as often as low, in an order that tells all of them apart, and from
-    the trend of a run that gains less and less.
+    A block of windows has each value high as often as low, in an order that tells all of them apart. Two
+    neighbours are compared, relative to what both gained, so that it does not matter how much a window gains
+    in this part of the run; that they gain more and more, or less and less, is the same for all.
     """
 
     kind = "in turn"
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
         super().bind(axes, context)
-        spreads, widest = [axis.spread for axis in axes], [axis.widest for axis in axes]
-        # The trend is estimated with the others, and nothing stands for it to be moved.
-        self._state = self._controller.start([*spreads, 1.0], [*widest, 1.0])
         self._length = windows_in_turn(len(axes))
-        #: The averaged model's loss after the last window; of each window since a decision what it lost, and
-        #: where its values were.
-        self._before: float | None = None
+        self._forget()
+        #: How much worse than its neighbour a window was, and by how much its values differed.
         self._block: list[tuple[float, list[float]]] = []
+
+    def _forget(self) -> None:
+        """The averaged model's loss after the last window; what that one gained, and at which offsets."""
+        self._before: float | None = None
+        self._last: tuple[float, list[float]] | None = None
 
     def doubts(self) -> list[str]:
         names = ", ".join(axis.name for axis in self.axes)
         return [
             f"one replica alone tries {names} in turn, and decides every {self._length} windows; with "
-            f"{len(self.axes) + 1} replicas or more (processes of their own) they are compared in "
-            "every window"
+            f"{len(self.axes) + 1} replicas or more (processes, or hdet.StackedReplicas) they are compared "
+            "in every window"
         ]
 
     def decide(self, seen: Seen) -> Decided:
@@ -101,27 +103,40 @@ class InTurn(Beside):
         ((own, mean),) = seen.rows
         if self._before is not None:
             offsets = [axis.offsets(row)[0] for axis, row in zip(self.axes, seen.levels, strict=True)]
-            self._block.append((own - self._before, offsets))
+            self._compare(self._before - own, offsets)
         self._before = mean
-        ended = seen.step == seen.total_steps
         decided = self.observe(seen.levels)
-        if len(self._block) >= self._length and not ended:
+        if len(self._block) >= self._length and seen.step != seen.total_steps:
             decided = self._move_block(seen)
         return replace(decided, held_out=(own,), held_out_mean=mean)
 
+    def missed(self, step: int) -> None:
+        """The weights are others than those that the last window left."""
+        super().missed(step)
+        self._forget()
+
+    def _compare(self, gained: float, offsets: list[float]) -> None:
+        if self._last is not None:
+            before, others = self._last
+            both = abs(gained) + abs(before)
+            worse = (before - gained) / both if both > 0 else 0.0
+            self._block.append((worse, [x - o for x, o in zip(offsets, others, strict=True)]))
+        self._last = gained, offsets
+
     def _move_block(self, seen: Seen) -> Decided:
-        lost = tuple(loss for loss, _ in self._block)
-        middle = (len(lost) - 1) / 2
-        columns = [tuple(values) for values in zip(*(offsets for _, offsets in self._block), strict=True)]
-        trend = tuple((k - middle) / middle for k in range(len(lost)))
-        self._block = []
-        return self.apply(seen.levels, lost, [*columns, trend])
+        worse = tuple(found for found, _ in self._block)
+        columns = [tuple(values) for values in zip(*(apart for _, apart in self._block), strict=True)]
+        self._block, self._last = [], None  # offsets are from another base from now on
+        # A slope of shares is no loss: nothing is explained by it.
+        return replace(self.apply(seen.levels, worse, columns), explained=0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        block = [[lost, list(offsets)] for lost, offsets in self._block]
-        return {**super().state_dict(), "before": self._before, "block": block}
+        block = [[worse, list(apart)] for worse, apart in self._block]
+        last = None if self._last is None else [self._last[0], list(self._last[1])]
+        return {**super().state_dict(), "before": self._before, "last": last, "block": block}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._before = state["before"]
-        self._block = [(lost, list(offsets)) for lost, offsets in state["block"]]
+        self._before, last = state["before"], state["last"]
+        self._last = None if last is None else (last[0], list(last[1]))
+        self._block = [(worse, list(apart)) for worse, apart in state["block"]]

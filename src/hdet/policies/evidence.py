@@ -125,11 +125,17 @@ class AtWindowMean:
     def at_own(self) -> list[float | Tensor]:
         """A mean is finite only if every iterate was: who was lost is seen here."""
         self.own_loss = None
-        self.own_loss = _mean(self._path.at_m())
+        self.own_loss = _mean_of_each(self._path.at_m())
         return [self.own_loss]
 
     def at_mean(self) -> list[float | Tensor]:
-        return [_mean(self._path.mean_losses)]
+        return [_mean_of_each(self._path.mean_losses)]
+
+
+def _mean_of_each(losses: Sequence[float | Tensor]) -> float | Tensor:
+    """Over batches; where there are several replicas here, for each of them."""
+    rows = [loss for loss in losses if isinstance(loss, Tensor)]
+    return torch.stack(rows).mean(0) if rows else _mean([float(loss) for loss in losses])
 
 
 def _mean(losses: Sequence[float]) -> float:
@@ -178,22 +184,22 @@ class PathEvidence:
         self._regularisers_off = regularisers_off
         self._batches, self._averaged = batches, averaged
         #: At the mean of all replicas, since they are one.
-        self.mean_losses: list[float] = []
+        self.mean_losses: list[float | Tensor] = []
 
-    def at_m(self) -> list[float]:
+    def at_m(self) -> list[float | Tensor]:
         """At this replica's own mean over the window, until the replicas' weights are one."""
         with self._regularisers_off(), self._trail.at_mean():
             return self._keeper.measure()
 
-    def at_own(self, few: int | None) -> list[float]:
+    def at_own(self, few: int | None) -> list[float | Tensor]:
         """Before the replicas are one; e on a ``few`` batches, None before windows are judged."""
         return [] if self._averaged else self._at_points(few)
 
-    def at_mean(self, few: int | None, *, ends: bool) -> list[float]:
+    def at_mean(self, few: int | None, *, ends: bool) -> list[float | Tensor]:
         """After: displacements, and the losses that weights are chosen by, where those are others; the end is
         among them if the run ``ends`` here."""
         self._trail.converge()
-        found: list[float] = []
+        found: list[float | Tensor] = []
         if self._averaged:
             found = self._at_points(few)
             self.mean_losses = found[: self._batches]
@@ -203,7 +209,7 @@ class PathEvidence:
                 found += _chosen(self._trail, self._keeper, ends=ends and few is not None)
         return [*found, *self._useless.row()]
 
-    def _at_points(self, few: int | None) -> list[float]:
+    def _at_points(self, few: int | None) -> list[float | Tensor]:
         with self._regularisers_off():
             self._useless.drew(few or 0)
             if not isinstance(self._trail, PointsTrail):
@@ -211,7 +217,7 @@ class PathEvidence:
             return [] if few is None else _points(self._trail, self._keeper, few)
 
 
-def _path(trail: Trail, keeper: Keeper, few: int | None) -> list[float]:
+def _path(trail: Trail, keeper: Keeper, few: int | None) -> list[float | Tensor]:
     """This rank's losses at m on all batches and, unless ``few`` is None, at e, where the weights are, on a
     few."""
     at_end = [] if few is None else keeper.measure(few)
@@ -219,7 +225,7 @@ def _path(trail: Trail, keeper: Keeper, few: int | None) -> list[float]:
         return keeper.measure() + at_end
 
 
-def _points(trail: PointsTrail, keeper: Keeper, few: int) -> list[float]:
+def _points(trail: PointsTrail, keeper: Keeper, few: int) -> list[float | Tensor]:
     """This rank's losses at its own points: at m on all batches; then, for every scope, at p and at e on a
     few. The weights are put back."""
     with trail.visited():
@@ -232,7 +238,7 @@ def _points(trail: PointsTrail, keeper: Keeper, few: int) -> list[float]:
     return losses
 
 
-def _chosen(trail: Trail, keeper: Keeper, *, ends: bool) -> list[float]:
+def _chosen(trail: Trail, keeper: Keeper, *, ends: bool) -> list[float | Tensor]:
     """This rank's losses to choose by, as the weights would be deployed: at e if the run ``ends`` there, and
     at m, which is by now that of all replicas. The weights are put back."""
     losses = keeper.measure_deployed(refresh=False) if ends else []

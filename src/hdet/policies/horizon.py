@@ -106,7 +106,7 @@ class Horizon(Policy):
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
         """Take the weights of an optimizer; the window begins with its first step."""
         super().bind(axes, context)
-        refuse(context, axes)
+        refuse(context, axes, self._probe, averaged=self._averaged)
         self._context, optimizer = context, context.optimizer
         self._scopes = Scopes.of(self._scope, self._parts, len(optimizer.param_groups))
         groups, apart = self._scopes.cut
@@ -125,7 +125,8 @@ class Horizon(Policy):
         )
         self._way_back = WayBack(weights, optimizer, self._probe.model, self._where)
         self._clock.total_steps = context.total_steps
-        self._useless = UselessProbe(context.caller, self._probe, by_group=self._scopes.apart)
+        one = context.replicas.here == 1  # what several see at once is no sample
+        self._useless = UselessProbe(context.caller, self._probe, by_group=self._scopes.apart, watches=one)
         by, off = (self._trail, self.incumbent, self._useless), context.regularisers_off
         self.evidence = PathEvidence(*by, off, self._probe.choosing, averaged=self._averaged)
         self._states = [HorizonState(factor) for factor in self._first_factors()]

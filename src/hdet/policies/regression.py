@@ -63,19 +63,18 @@ class Regression(Comparison):
         losses: tuple[float, ...],
         offsets: Sequence[tuple[float, ...]],
     ) -> Decided:
-        """Move each by what the controller makes of ``losses`` at ``offsets`` from the base; columns beyond
-        the hyperparameters are estimated with them."""
+        """Move each by what the controller makes of ``losses`` at ``offsets``."""
         seen = self.before(levels)
         decision = self._controller.update(self._state, losses=losses, offsets=offsets)
         self._state = decision.state
         records = []
-        for before, estimate, known in zip(seen, decision.estimates, decision.state.axes, strict=False):
+        for before, estimate, known in zip(seen, decision.estimates, decision.state.axes, strict=True):
             before.axis.shift(estimate.move)
             before.axis.spread = known.spread
             records.append(before.record(delta=estimate.move, slope=estimate.slope, error=estimate.error))
         events = [f"replica {r} is heard, but not as loud: its loss is {losses[r]}" for r in decision.capped]
         events += [decision.why] if decision.why else []
-        moved = [e.slope * e.move for e in decision.estimates[: len(seen)] if e.move]
+        moved = [e.slope * e.move for e in decision.estimates if e.move]
         return Decided(tuple(records), events=tuple(events), explained=math.fsum(moved))
 
     def state_dict(self) -> dict[str, Any]:

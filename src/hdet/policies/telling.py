@@ -11,6 +11,7 @@ from hdet.history import HorizonRecord
 from hdet.hyperparameters import Axis, GroupLearningRate
 from hdet.policies.base import Context
 from hdet.policies.useless_probe import average
+from hdet.probes import Probe
 
 __all__ = [
     "never_moved",
@@ -26,17 +27,25 @@ __all__ = [
 logger = logging.getLogger("hdet")
 
 
-def refuse(context: Context, axes: Sequence[Axis]) -> None:
+def refuse(context: Context, axes: Sequence[Axis], probe: Probe, *, averaged: bool) -> None:
     """Raise TypeError for what a horizon cannot judge."""
     others = [axis.name for axis in axes if not isinstance(axis, GroupLearningRate)]
     if others:
         raise TypeError(
             f"{context.caller}: a horizon judges the learning rate alone, got {', '.join(others)}"
         )
-    if context.replicas.here > 1:
+    if context.replicas.here == 1:
+        return
+    if not averaged:
         raise TypeError(
-            f"{context.caller}: a horizon judges one model's path, got {context.replicas.size} replicas "
-            "stacked in one process; train one model on all their batches, or use one process per replica"
+            f"{context.caller}: a horizon judges the path of stacked replicas' mean, and with a spread each "
+            f"at its own points, got {context.replicas.size} replicas in one process and a spread; leave it "
+            "out, or use one process per replica"
+        )
+    if probe.has_norms:
+        raise TypeError(
+            f"{context.caller}: stacked replicas must have no running statistics to be chosen with, got a "
+            "model with batch norm; use another norm, or one process per replica"
         )
 
 

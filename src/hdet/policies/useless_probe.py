@@ -36,15 +36,18 @@ class UselessProbe:
         caller: begins errors and log lines.
         probe: what is looked at.
         by_group: whether every parameter group is moved by itself.
+        watches: whether to look at the model's inputs.
     """
 
-    def __init__(self, caller: str, probe: Probe, *, by_group: bool) -> None:
+    def __init__(self, caller: str, probe: Probe, *, by_group: bool, watches: bool = True) -> None:
         self._caller = caller
         self._probe = probe
         self._by_group = by_group
         self._constant = self._drawn = 0
         self._varied = self._said_same_batch = False
         self._overlap = Overlap(probe)
+        if not watches:
+            self._overlap.settle()
         #: The training losses at the weights that the first window judged is compared with.
         self._training: Sample | None = Sample()
 

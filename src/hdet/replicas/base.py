@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ class Replicas(ABC):
     #: How many replicas this process holds. Where there are several, tensors have a first dimension for them.
     here: int = 1
     #: Who shares gradients, where the replicas themselves see to it.
-    gradients: str | None = None
+    gradients: Literal["all", "none"] | None = None
 
     @abstractmethod
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
@@ -49,6 +50,9 @@ class Replicas(ABC):
     def rows_of(self, tensor: Tensor) -> list[Tensor]:
         """A tensor of every replica that this process holds."""
         return [tensor]
+
+    def deliver_(self) -> None:  # noqa: B027 — most train the model itself
+        """Let the model that the user knows hold what the replicas have become."""
 
     def together(self, what: str, measure: Callable[[], Sequence[float | Tensor]]) -> list[float | Tensor]:
         """What may fail on one rank fails on all of them, so that none is left waiting."""

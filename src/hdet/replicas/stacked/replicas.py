@@ -251,6 +251,9 @@ class StackedReplicas(Rows):
                 averages = rows.is_floating_point() or rows.is_complex()
                 tensor.copy_(rows.mean(0) if averages else rows.amax(0))
 
+    def deliver_(self) -> None:
+        self.write_()
+
     def slices(self, replica: int) -> list[Tensor]:
         """The trained parameters of one replica, in the model's order; writing to them writes to it."""
         refuse_index("StackedReplicas.slices", replica, self.size)
