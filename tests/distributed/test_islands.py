@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import statistics
+import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hdet
+from hdet.replicas import ProcessReplicas
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.classifier import all_equal, answer_to, listening, timeless
 from tests.distributed.islands import STEPS, SYNC_EVERY, Island, Net, batch
@@ -206,6 +209,23 @@ def test_bytes_on_the_wire(ranks: LocalProcesses) -> None:
     assert told.startswith(f"Ensemble: step 2: {weights} weights travel in int8: a rank sends 60")
     assert told.endswith(" bytes for them at a sync, 0.25 of the 241200 of float32")
     assert all_equal([r["end"] for r in packed])
+
+
+def wait_in_vain(rank: int, way: str) -> Any:
+    replicas = ProcessReplicas(None, torch.device("cpu"), patience=timedelta(seconds=1))
+    if rank == 1:
+        time.sleep(3)
+        return ("RuntimeError", "waited in vain", 0.0)
+    rows = torch.zeros(2, 8, dtype=torch.uint8)
+    return answer_to(lambda: replicas.scatter_bytes(rows) if way == "to" else replicas.gather_bytes(rows[0]))
+
+
+@pytest.mark.parametrize("way", ["to", "from"])
+def test_no_wait_for_bytes_is_without_a_bound(ranks: LocalProcesses, way: str) -> None:
+    for kind, said, seconds in ranks.run(wait_in_vain, way, size=2):
+        assert kind == "RuntimeError"
+        assert "waited in vain" in said
+        assert seconds < 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

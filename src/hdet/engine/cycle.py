@@ -255,8 +255,8 @@ class Cycle:
             self._announcer.say(logging.ERROR, f"on the way out: {error}")  # and not instead of its cause
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, and a horizon's tensors. Save it beside the weights, at a sync or after
-        :meth:`converge`: within a round the replicas' weights differ, and one rank's are not the run."""
+        """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
+        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run."""
         return {
             "steps": self._steps,
             "round": self._round,

@@ -58,8 +58,6 @@ def assemble(
 ) -> Parts:
     """Bind what is explored, and hand every policy what it moves. Every rank calls it."""
     sharing = GradientSharing(caller, gradients, replicas, model)
-    if outer is not None:
-        refuse_outer(caller, gradients)
     bound = bind_together(caller, replicas, optimizer, policies)
     axes = [axis for own in bound for axis in own]
     try:
@@ -67,8 +65,9 @@ def assemble(
         fan_out = _fan_out(caller, axes, replicas, sharing, design, seed, jointly=jointly)
         own_gradients = sharing.own_gradients
         if outer is not None:
+            refuse_outer(caller, gradients)
             outer.bind(caller, optimizer, replicas, fan_out.values_of, sharing.arm)
-        # One island alone has rounds all the same: its outer optimizer steps.
+        # One island alone has rounds, too: its outer optimizer steps.
         diverges = own_gradients or outer is not None or any(axis.spread > 0 for axis in axes)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
         converge = Converge(replicas, optimizer, model, with_state=with_state, outer=outer)

@@ -136,7 +136,10 @@ class OuterStep:
         if self.begun:
             return
         a, b = self._apart()
-        for key, weight in self._pieces(_trained(self._optimizer)).items():
+        pieces = self._pieces(_trained(self._optimizer))
+        for gone in self._start.keys() - pieces.keys():
+            del self._start[gone]  # frozen since
+        for key, weight in pieces.items():
             room = self._start.get(key)
             if room is None or room.shape != weight.shape or room.dtype != weight.dtype:
                 room = self._start[key] = room_for(weight, self.settings.keep)
@@ -185,8 +188,7 @@ class OuterStep:
 
         Tells once what that saves.
         """
-        pieces = self._pieces(parameters)
-        starts = self._starts_of(pieces)
+        pieces, starts = self._moved(parameters)
         lengths = [piece.numel() for piece in pieces.values()]
         first = self._packed is None and self._unsent is None
         if self._packed is None or self._packed.lengths != lengths:
@@ -204,8 +206,7 @@ class OuterStep:
     @torch.no_grad()
     def step_(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
         """From the mean of the weights, where they stand, to the next θ; what was odd about it."""
-        pieces = self._pieces(parameters)
-        starts = self._starts_of(pieces)
+        pieces, starts = self._moved(parameters)
         self.begun = False
         both = list(zip(pieces.items(), starts, strict=True))
         largest = [outer_gradient(s.to(w.device), w).abs().amax().double().cpu() for (_, w), s in both]
@@ -230,7 +231,11 @@ class OuterStep:
             self._velocity[key] = room_for(gradient, self.settings.keep).zero_()
         return self._velocity[key].to(gradient.device)
 
-    def _starts_of(self, pieces: Mapping[str, Tensor]) -> list[Tensor]:
+    def _moved(self, parameters: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """What was trained in this round, and where it began. What was frozen all along stays where it is."""
+        now = self._pieces([p for p in parameters if p.requires_grad])
+        every = self._pieces(parameters)
+        pieces = {key: piece for key, piece in every.items() if key in self._start or key in now}
         unknown = [key for key in pieces if key not in self._start]
         if unknown:
             raise RuntimeError(
@@ -238,7 +243,7 @@ class OuterStep:
                 f"of parameter {unknown[0].split('.')[0]} are not: it was unfrozen, or added, within a "
                 "round; do that directly after a sync"
             )
-        return [self._start[key] for key in pieces]
+        return pieces, [self._start[key] for key in pieces]
 
     # ------------------------------------------------------------------ state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from typing import Any
 
@@ -218,16 +219,34 @@ def test_a_parameter_whose_start_is_not_known() -> None:
         ensemble.step(loss)
 
 
-def test_a_parameter_unfrozen_directly_after_a_sync_takes_part() -> None:
+def test_a_parameter_frozen_and_unfrozen_directly_after_a_sync() -> None:
+    """It takes part in the rounds in which it is trained, and rests where it stands in the others."""
     model = Net()
     model.one.bias.requires_grad_(False)
     optimizer, ensemble = island(model, hdet.Outer())
-    for step in range(3 * T):
-        if step == T:
-            model.one.bias.requires_grad_(True)
-        if step == 2 * T:
-            model.one.bias.requires_grad_(False)
+    seen = [model.one.bias.detach().clone()]
+    for step in range(4 * T):
+        if step % T == 0:
+            model.one.bias.requires_grad_(step in (T, 3 * T))
         ensemble.step(train_once(model, optimizer, step))
+        if step % T == T - 1:
+            seen.append(model.one.bias.detach().clone())
+    changed = [not torch.equal(a, b) for a, b in itertools.pairwise(seen)]
+    assert changed == [False, True, False, True]
+
+
+def test_an_older_start_does_not_stand_in_for_one_that_is_not_known() -> None:
+    model = Net()
+    optimizer, ensemble = island(model, hdet.Outer())
+    for step in range(2 * T - 1):
+        if step == T:
+            model.one.bias.requires_grad_(False)
+        if step == T + 1:
+            model.one.bias.requires_grad_(True)
+        ensemble.step(train_once(model, optimizer, step))
+    loss = train_once(model, optimizer, 2 * T - 1)
+    with pytest.raises(RuntimeError, match=r"parameter 1 are not"):
+        ensemble.step(loss)
 
 
 # ---------------------------------------------------------------------- rows of one matrix
