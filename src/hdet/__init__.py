@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         LabelSmoothing,
         LearningRate,
         Momentum,
+        OuterLR,
+        OuterMomentum,
         Temperature,
         WeightDecay,
     )
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from hdet.replicas import Arms, StackedReplicas
     from hdet.schedules import replay
     from hdet.warm_start import warm_start_
+    from hdet.weights.outer import Outer
 
 __version__ = "0.1.0"
 
@@ -51,6 +54,8 @@ _HOMES = {
     "LabelSmoothing": "hyperparameters",
     "LearningRate": "hyperparameters",
     "Momentum": "hyperparameters",
+    "OuterLR": "hyperparameters",
+    "OuterMomentum": "hyperparameters",
     "Temperature": "hyperparameters",
     "WeightDecay": "hyperparameters",
     "OneCycleAutoLR": "one_cycle",
@@ -59,6 +64,7 @@ _HOMES = {
     "StackedReplicas": "replicas",
     "replay": "schedules",
     "warm_start_": "warm_start",
+    "Outer": "weights.outer",
 }
 
 __all__ = [
@@ -78,6 +84,9 @@ __all__ = [
     "LearningRate",
     "Momentum",
     "OneCycleAutoLR",
+    "Outer",
+    "OuterLR",
+    "OuterMomentum",
     "Probe",
     "RegressionController",
     "SoftmaxController",

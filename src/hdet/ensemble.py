@@ -18,11 +18,12 @@ from hdet.engine.design import Design
 from hdet.engine.gradients import Gradients
 from hdet.engine.optimizers import unwrapped
 from hdet.engine.schedule import Schedule
-from hdet.hyperparameters import Explorable, LearningRate
+from hdet.hyperparameters import Explorable, LearningRate, place_outer
 from hdet.policies import Fixed, Policy, Regression, Vote
 from hdet.probes import Probe
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
 from hdet.schedules import Every
+from hdet.weights.outer import Outer, OuterStep
 
 __all__ = ["Ensemble"]
 
@@ -49,6 +50,8 @@ class Ensemble(Cycle):
 
         gradients: *the replicas.* Who shares gradients: ``"all"`` (the paper), ``"none"``, or the ranks of
             each arm. Where they are not shared by all, the optimizer's state is averaged with the weights.
+        outer: an outer optimizer, which steps from the mean at every sync; for gradients that are not shared
+            by all, and long rounds (T of 50 and more).
         model: makes its buffers known, which are then averaged too.
         process_group: the replicas; the default group if None, and this process alone without one.
         replicas: given instead of ``process_group`` by those who bring their own.
@@ -86,6 +89,7 @@ class Ensemble(Cycle):
         control_after: int = 0,
         design: Design | None = None,
         gradients: Gradients = "all",
+        outer: Outer | None = None,
         model: nn.Module | None = None,
         process_group: ProcessGroup | None = None,
         replicas: Replicas | None = None,
@@ -100,15 +104,18 @@ class Ensemble(Cycle):
             )
         if replicas is None:
             replicas = replicas_of("Ensemble", optimizer, model=model, process_group=process_group)
+        steps = None if outer is None else OuterStep(outer)
+        explore = place_outer(explore, None if steps is None else steps.group)
         facts = {"sync_every": repr(sync_every), "control_after": repr(control_after)}
         check_together("Ensemble", replicas, lambda: check_sync_every("Ensemble", sync_every), facts)
         super().__init__(
             optimizer,
-            [_policy(list(explore), Every(sync_every), controller, probe, control_after)],
+            [_policy(explore, Every(sync_every), controller, probe, control_after)],
             replicas,
             schedule=schedule,
             total_steps=total_steps,
             gradients=gradients,
+            outer=steps,
             design=design,
             model=model,
             seed=seed,

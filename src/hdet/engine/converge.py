@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hdet.engine.divergence import Divergence, Measured
 from hdet.replicas import Mean, Replicas, local
 from hdet.replicas.averaging import distinct_tensors
+from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import trained_parameters
 
 __all__ = ["Converge"]
@@ -29,6 +30,7 @@ class Converge:
         optimizer: its parameters are averaged.
         model: its buffers are averaged too.
         with_state: so is what the optimizer remembers of the gradients, where replicas see different ones.
+        outer: steps from the mean, at the end of every round.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class Converge:
         model: nn.Module | None,
         *,
         with_state: bool = False,
+        outer: OuterStep | None = None,
     ) -> None:
         self._with_state = with_state
+        self.outer = outer
         self._replicas = replicas
         self._optimizer = optimizer
         self._model = model
@@ -48,16 +52,22 @@ class Converge:
         self._mean_key: list[int] = []
         self._home: list[int] = []
         self._averaged: list[Tensor] = []
+        self._parameters: list[Tensor] = []
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
 
     @property
     def begun(self) -> bool:
         """Whether displacements are being counted."""
-        return self._gauge is not None
+        return self._gauge is not None and (self.outer is None or self.outer.begun)
 
     def begin(self) -> Divergence:
         """Count displacements from the present weights, unless that has begun already."""
+        if self.outer is not None:
+            self.outer.begin()
+        return self._begin_gauge()
+
+    def _begin_gauge(self) -> Divergence:
         if self._gauge is None:
             # A group added later is averaged, but not explored.
             groups = trained_parameters(self._optimizer)[: self._groups]
@@ -68,20 +78,42 @@ class Converge:
     def forget(self) -> None:
         """The weights will be others: count displacements anew from the next :meth:`begin`."""
         self._gauge = None
+        if self.outer is not None:
+            self.outer.forget()
 
-    def __call__(self, lost: Sequence[int] = ()) -> tuple[Measured, tuple[str, ...]]:
+    def went_back(self, *, diverges: bool) -> None:
+        """The weights are older ones, the same everywhere; buffers were each rank's own when they were kept,
+        by one forward pass."""
+        if diverges:
+            self(ends_round=False)
+        self.forget()
+
+    def __call__(
+        self, lost: Sequence[int] = (), *, ends_round: bool = True
+    ) -> tuple[Measured, tuple[str, ...]]:
         """Average; how far this replica was from the mean, and what was odd. Every rank must call it.
 
         Args:
             lost: replicas that have no part in the mean, and take the others'.
+            ends_round: whether an outer optimizer steps from there. Within a round the exact mean is all.
         """
-        mean = self.plan()
-        gauge = self.begin()
+        outer = self.outer if ends_round else None
+        packed = outer is not None and outer.compresses
+        mean = self.plan(with_weights=not packed)
+        gauge = self.begin() if ends_round else self._begin_gauge()
         before = gauge.read()
+        if outer is not None:
+            outer.check_start()
         if lost:
             self._leave_out(lost)
         events = mean()
-        return gauge.measure(before), events
+        if outer is not None and packed:
+            events += outer.mean_(self._parameters, lost)
+        measured = gauge.measure(before)
+        if outer is not None:
+            events += outer.step_(self._parameters)
+            self._gauge = None  # the next round begins elsewhere
+        return measured, events
 
     @torch.no_grad()
     def _leave_out(self, lost: Sequence[int]) -> None:
@@ -94,29 +126,31 @@ class Converge:
                 else:
                     row.mul_(size / (size - len(lost)))
 
-    def plan(self) -> Mean:
+    def plan(self, *, with_weights: bool = True) -> Mean:
         """The plan of the mean, made again only where the tensors are others than before.
 
-        What was trained at the last sync is averaged once more: it may have been frozen in between.
+        Without the weights it is of all else: they go another way. What was trained at the last sync is
+        averaged once more: it may have been frozen in between.
         """
         now = {id(p): p for group in trained_parameters(self._optimizer) for p in group}
         averaged = {**now, **self._trained}
         self._trained = now
+        self._parameters = list(averaged.values())
         weights = [local(p) for p in averaged.values()]
         state: list[Tensor] = []
         buffers = self._replicas.buffers_of(self._model)
         if self._with_state:
-            parameters = list(averaged.values())
-            self._compare(parameters)
-            state = [value for parameter in parameters for _, value in self._kept(parameter)]
+            self._compare(self._parameters)
+            state = [value for parameter in self._parameters for _, value in self._kept(parameter)]
         if (home := [weight.data_ptr() for weight in weights]) != self._home:
             self._home = home
             self._gauge = None
         floating = [b for b in buffers if (b.is_floating_point() or b.is_complex()) and 0 not in b.stride()]
-        self._averaged = distinct_tensors([*weights, *state, *floating])
-        key = [tensor.data_ptr() for tensor in (*weights, *state, *buffers)]
+        tensors = [*weights, *state] if with_weights else state
+        self._averaged = distinct_tensors([*tensors, *floating])
+        key = [tensor.data_ptr() for tensor in (*tensors, *buffers)]
         if self._mean is None or key != self._mean_key:
-            self._mean = self._replicas.plan_mean([*weights, *state], buffers)
+            self._mean = self._replicas.plan_mean(tensors, buffers)
             self._mean_key = key
         return self._mean
 

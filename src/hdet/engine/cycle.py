@@ -32,6 +32,7 @@ from hdet.history import SyncRecord
 from hdet.hyperparameters import separate_learning_rates
 from hdet.policies.base import Decided, Policy, Seen
 from hdet.replicas import Replicas
+from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import describe
 
 __all__ = ["Cycle"]
@@ -47,6 +48,7 @@ class Cycle:
         schedule: the base schedule; :meth:`step` drives it. None leaves ``group["lr"]`` to the user.
         total_steps: S. The replicas are converged at the last step, whenever the next sync would be.
         gradients: who shares them: ``"all"`` (the paper), ``"none"``, or the ranks of each arm.
+        outer: steps from the mean at every sync, where gradients are not shared by all.
         design: how values are dealt to replicas; None takes whichever serves the policies best.
         model: makes its buffers known, which are then averaged too.
         seed: of the deals. No global random state is read or written.
@@ -64,6 +66,7 @@ class Cycle:
         schedule: Schedule | None = None,
         total_steps: int | None = None,
         gradients: Gradients = "all",
+        outer: OuterStep | None = None,
         design: Design | None = None,
         model: nn.Module | None = None,
         seed: int = 0,
@@ -83,7 +86,7 @@ class Cycle:
         facts = {k: v for policy in policies for k, v in policy.facts().items()}
         facts |= {"total_steps": repr(total_steps), "explore": repr([policy.explore for policy in policies])}
         facts |= {"gradients": repr(gradients), "design": repr(design), "seed": repr(seed)}
-        facts |= {"history": obstacle or "writable"}
+        facts |= {"history": obstacle or "writable", "outer": repr(outer)}
         replicas.agree(caller, {**facts, **describe(optimizer, model)})
         if obstacle:
             raise OSError(f"{caller}: history must be a file that can be written, got {obstacle}")
@@ -94,6 +97,7 @@ class Cycle:
             replicas,
             schedule=schedule,
             gradients=gradients,
+            outer=outer,
             design=design,
             model=model,
             seed=seed,
@@ -194,10 +198,12 @@ class Cycle:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
 
         For an evaluation or a checkpoint within a round. The round goes on: losses, multipliers
-        and the time of the next sync stay as they are.
+        and the time of the next sync stay as they are. An outer optimizer steps at syncs, not here.
         """
+        if self._since_sync:
+            self._parts.converge.begin()  # on a rank, too, whose every step was skipped so far
         with self._fan_out.at_base():
-            _, events = self._parts.sync.average(self._training_loss)
+            _, events = self._parts.sync.average(self._training_loss, ends_round=False)
         self._since_sync = 0
         for event in events:
             self._announcer.say(logging.WARNING, event)
@@ -250,8 +256,8 @@ class Cycle:
             self._announcer.say(logging.ERROR, f"on the way out: {error}")  # and not instead of its cause
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, and a horizon's tensors. Save it beside the weights, at a sync or after
-        :meth:`converge`: within a round the replicas' weights differ, and one rank's are not the run."""
+        """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
+        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run."""
         return {
             "steps": self._steps,
             "round": self._round,
@@ -259,11 +265,8 @@ class Cycle:
             "explored": [axis.state_dict() for axis in self._fan_out.axes],
             "policies": [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies],
             "explained": self._explained,
-            "loss": {
-                "rank": self._replicas.rank,
-                "sum": self._training_loss.state(),
-                "count": self._training_loss.count,
-            },
+            "loss": self._training_loss.state_dict(self._replicas.rank),
+            **state.of_outer(self._parts.converge.outer),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -283,11 +286,9 @@ class Cycle:
             self._policies[policy].start(self._steps)
             if of_policy is not None:
                 self._policies[policy].load_state_dict(of_policy)
-        loss = saved["loss"]
-        saved_here = len(loss["sum"]) if isinstance(loss["sum"], list) else 1
-        own = loss["rank"] == self._replicas.rank and saved_here == self._replicas.here
-        self._training_loss.reset((loss["sum"], loss["count"]) if own else (0.0, 0))
+        self._training_loss.load_state_dict(saved["loss"], self._replicas.rank)
         self._parts.converge.forget()
+        state.load_outer(self._parts.converge.outer, saved)
         self._hooks.count()  # a step taken before is another run's
         self._begin_round()
 
@@ -337,9 +338,7 @@ class Cycle:
         self._fan_out.stand_down()
         decided = self._decide(judging, gathered)
         if decided.went_back:
-            if self._parts.diverges:
-                self._parts.converge()  # buffers were each rank's own by the time they were kept
-            self._parts.converge.forget()
+            self._parts.converge.went_back(diverges=self._parts.diverges)
         self.schedule.look()
         for kind, doubt in odd.items():
             self._announcer.say_once(logging.WARNING, doubt, kind)

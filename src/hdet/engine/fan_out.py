@@ -85,6 +85,13 @@ class FanOut:
         by_name = dict(zip((axis.name for axis in self.axes), self.levels, strict=True))
         return [by_name[axis.name] for axis in axes]
 
+    def values_of(self, name: str) -> tuple[float, ...] | None:
+        """What every arm has of one hyperparameter in this round; None where it is not explored."""
+        for axis, row in zip(self.axes, self.levels or [(0.0,) * self._arms] * len(self.axes), strict=True):
+            if axis.name == name:
+                return axis.values(row)
+        return None
+
     def _differs(self, row: Sequence[float]) -> bool:
         return any(row[self._arm : self._arm + self._here])
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from hdet.replicas import Arms, Replicas, local, refuse_wiring
 from hdet.weights.parameters import trained_parameters
 
-__all__ = ["GradientSharing", "Gradients"]
+__all__ = ["GradientSharing", "Gradients", "refuse_outer"]
 
 Gradients = Literal["all", "none"] | Arms
 _SAMPLED = 64
@@ -83,6 +83,17 @@ class GradientSharing:
         return (
             f"the replicas begin {apart / size:.2g} of their weights' norm apart: averaged, they are no "
             "model at all. Let them start alike: Arms.wrap(model) does it, or one seed on all ranks"
+        )
+
+
+def refuse_outer(caller: str, gradients: Gradients) -> None:
+    """Raise ValueError where an outer optimizer has nothing to gain."""
+    if gradients == "all" or (isinstance(gradients, Arms) and gradients.count == 1 and gradients.ranks > 1):
+        raise ValueError(
+            f"{caller}: outer= steps along what replicas have found by themselves, got "
+            f"gradients={gradients!r}: on one gradient for all, their mean is what a single optimizer has "
+            "done already, with a momentum of its own; use gradients='none' or several hdet.Arms, or leave "
+            "outer out"
         )
 
 

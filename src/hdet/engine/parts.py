@@ -13,12 +13,13 @@ from hdet.engine.agreement import bind_together
 from hdet.engine.converge import Converge
 from hdet.engine.design import Design, choose_design
 from hdet.engine.fan_out import FanOut, stack
-from hdet.engine.gradients import Gradients, GradientSharing
+from hdet.engine.gradients import Gradients, GradientSharing, refuse_outer
 from hdet.engine.schedule import CoveredSchedule, Schedule
 from hdet.engine.sync import Sync
 from hdet.hyperparameters import Axis, refuse_shared_places
 from hdet.policies.base import Context, Policy
 from hdet.replicas import Replicas
+from hdet.weights.outer import OuterStep
 
 __all__ = ["Parts", "assemble"]
 
@@ -49,6 +50,7 @@ def assemble(
     *,
     schedule: Schedule | None,
     gradients: Gradients,
+    outer: OuterStep | None,
     design: Design | None,
     model: nn.Module | None,
     seed: int,
@@ -62,9 +64,13 @@ def assemble(
         jointly = any(policy.estimates_jointly for policy in policies)
         fan_out = _fan_out(caller, axes, replicas, sharing, design, seed, jointly=jointly)
         own_gradients = sharing.own_gradients
-        diverges = own_gradients or any(axis.spread > 0 for axis in axes)
+        if outer is not None:
+            refuse_outer(caller, gradients)
+            outer.bind(caller, optimizer, replicas, fan_out.values_of, sharing.arm)
+        # One island alone has rounds, too: its outer optimizer steps.
+        diverges = own_gradients or outer is not None or any(axis.spread > 0 for axis in axes)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
-        converge = Converge(replicas, optimizer, model, with_state=with_state)
+        converge = Converge(replicas, optimizer, model, with_state=with_state, outer=outer)
         context = Context(
             caller, optimizer, replicas, total_steps, diverges, sharing.by_arm, fan_out.silenced
         )
@@ -80,7 +86,7 @@ def assemble(
             Sync(caller, replicas, sharing, fan_out, converge, diverges=diverges),
             covered,
             diverges=diverges,
-            collinear=not own_gradients and axes == fan_out.learning_rates,
+            collinear=not own_gradients and outer is None and axes == fan_out.learning_rates,
             doubts=_doubts(optimizer, policies, replicas, sharing, fan_out, jointly)
             + _unseen_buffers(replicas, model, diverges),
         )

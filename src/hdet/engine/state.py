@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["check_explored", "of_policies"]
+from hdet.weights.outer import OuterStep
+
+__all__ = ["check_explored", "load_outer", "of_outer", "of_policies"]
 
 
 def check_explored(caller: str, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -21,6 +23,17 @@ def check_explored(caller: str, saved: Sequence[Mapping[str, Any]], names: Seque
             f"{caller}.load_state_dict: the state must be of the same hyperparameters in the same "
             f"order, got {', '.join(saved_names)} for {', '.join(names)}; explore what it was saved with"
         )
+
+
+def of_outer(outer: OuterStep | None) -> dict[str, Any]:
+    """What an outer optimizer keeps, if there is one: tensors."""
+    return {} if outer is None else {"outer": outer.state_dict()}
+
+
+def load_outer(outer: OuterStep | None, saved: Mapping[str, Any]) -> None:
+    """Hand it back. One that a run did not have before begins with the next round."""
+    if outer is not None and "outer" in saved:
+        outer.load_state_dict(saved["outer"])
 
 
 def of_policies(

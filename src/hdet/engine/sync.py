@@ -111,24 +111,26 @@ class Sync:
         return measured
 
     def average(
-        self, training: TrainingLoss, own_losses: Sequence[float | Tensor] = ()
+        self, training: TrainingLoss, own_losses: Sequence[float | Tensor] = (), *, ends_round: bool = True
     ) -> tuple[Measured, tuple[str, ...]]:
         """The mean of the replicas; on gradients of their own, of those that were not lost.
 
-        Who was is seen by the held-out loss, or else by the training loss so far.
+        Who was is seen by the held-out loss, or else by the training loss so far; with an outer optimizer,
+        which would remember it, by the weights as well. At the end of a round that one steps.
         """
         if not self._sharing.own_gradients:
-            return self._converge()
+            return self._converge(ends_round=ends_round)
         own = own_losses[0] if own_losses else training.total()
-        losses = [row[0] for row in self._replicas.gather([own])]
-        lost = [r for r, loss in enumerate(losses) if not math.isfinite(loss)]
+        outer = self._converge.outer
+        rows = self._replicas.gather([own, 1.0 if outer is None or outer.is_finite() else math.nan])
+        lost = [r for r, row in enumerate(rows) if not all(map(math.isfinite, row))]
         if not lost:
-            return self._converge()
-        if len(lost) == len(losses):
-            divergence, odd = self._converge()
+            return self._converge(ends_round=ends_round)
+        if len(lost) == len(rows):
+            divergence, odd = self._converge(ends_round=ends_round)
             return divergence, (*odd, "no replica has a finite loss: the weights are lost")
-        divergence, odd = self._converge(lost)
-        out = [f"replica {r} left out of the mean: its loss is {losses[r]}" for r in lost]
+        divergence, odd = self._converge(lost, ends_round=ends_round)
+        out = [f"replica {r} left out of the mean: {_why_lost(rows[r][0])}" for r in lost]
         return divergence, (*odd, *out)
 
     def _check_steps(self, rows: Sequence[Sequence[float]]) -> None:
@@ -149,6 +151,10 @@ class Sync:
                 f"{', '.join(f'{row[k]:g}' for row in rows)}; load the same checkpoint everywhere, saved "
                 "within at_base(), and write the value on all ranks or none"
             )
+
+
+def _why_lost(loss: float) -> str:
+    return "its weights are not finite" if math.isfinite(loss) else f"its loss is {loss}"
 
 
 def _apart(rows: Sequence[Sequence[float]], lengths: Sequence[int]) -> list[list[list[float]]]:

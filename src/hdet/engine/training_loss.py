@@ -4,8 +4,8 @@ device."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import SupportsFloat
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -93,6 +93,16 @@ class TrainingLoss:
         """The sum in plain numbers."""
         total = self.total()
         return [float(value) for value in total] if isinstance(total, Tensor) else total
+
+    def state_dict(self, rank: int) -> dict[str, Any]:
+        """The sum of an unfinished round, and whose it is."""
+        return {"rank": rank, "sum": self.state(), "count": self.count}
+
+    def load_state_dict(self, saved: Mapping[str, Any], rank: int) -> None:
+        """Take up an interrupted round, if it was this rank's; else begin one."""
+        replicas = len(saved["sum"]) if isinstance(saved["sum"], list) else 1
+        own = saved["rank"] == rank and replicas == self._replicas
+        self.reset((saved["sum"], saved["count"]) if own else (0.0, 0))
 
     def reset(self, restored: tuple[float | list[float], int] = (0.0, 0)) -> None:
         """Begin a round, or take up an interrupted one: sum and count of the losses before it."""

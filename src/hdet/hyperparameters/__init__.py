@@ -6,6 +6,7 @@ from hdet.hyperparameters.base import Axis, Explorable, Rows
 from hdet.hyperparameters.learning_rate import GroupLearningRate, LearningRate, separate_learning_rates
 from hdet.hyperparameters.module import Dropout, LabelSmoothing, Temperature
 from hdet.hyperparameters.optimizer import Betas, GradientClip, Momentum, WeightDecay
+from hdet.hyperparameters.outer import OuterLR, OuterMomentum, place_outer
 from hdet.hyperparameters.scalar import ScalarAxis, refuse_shared_places
 
 __all__ = [
@@ -19,10 +20,13 @@ __all__ = [
     "LabelSmoothing",
     "LearningRate",
     "Momentum",
+    "OuterLR",
+    "OuterMomentum",
     "Rows",
     "ScalarAxis",
     "Temperature",
     "WeightDecay",
+    "place_outer",
     "refuse_shared_places",
     "separate_learning_rates",
 ]

@@ -31,6 +31,8 @@ class ProcessReplicas(Replicas):
         patience: the longest wait for another rank before an error.
     """
 
+    sends_bytes = True
+
     def __init__(
         self,
         group: dist.ProcessGroup | None,
@@ -88,6 +90,7 @@ class ProcessReplicas(Replicas):
         """Integer buffers become their maximum; max(x) + max(−x) = 0 tells whether all were equal."""
         values = torch.cat([t.reshape(-1).to(self._device, torch.int64) for t in tensors])
         both = torch.cat([values, -values])
+        self._count_sum(both)
         self._await(dist.all_reduce(both, dist.ReduceOp.MAX, self._group, async_op=True), both.is_cpu)
         maximum, negative = torch.split(both, values.numel())
         for tensor, new in zip(tensors, torch.split(maximum, [t.numel() for t in tensors]), strict=True):
@@ -100,11 +103,34 @@ class ProcessReplicas(Replicas):
 
     def all_reduce(self, tensor: Tensor) -> Work:
         """Start the sum of a tensor over the replicas, in place."""
+        self._count_sum(tensor)
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return _Patient(self, cast("dist.Work", work), tensor.is_cpu)
 
+    def scatter_bytes(self, rows: Tensor) -> Tensor:
+        leaving = rows.to(self._device)
+        arrived = torch.empty_like(leaving)
+        self.sent_bytes += leaving.numel() * (self.size - 1) // self.size
+        self._await(
+            dist.all_to_all_single(arrived, leaving, group=self._group, async_op=True), arrived.is_cpu
+        )
+        return arrived.to(rows.device)
+
+    def gather_bytes(self, row: Tensor) -> Tensor:
+        leaving = row.to(self._device)
+        arrived = torch.empty(self.size, row.numel(), dtype=row.dtype, device=self._device)
+        self.sent_bytes += leaving.numel() * (self.size - 1)
+        work = dist.all_gather(list(arrived.unbind(0)), leaving, self._group, async_op=True)
+        self._await(work, arrived.is_cpu)
+        return arrived.to(row.device)
+
+    def _count_sum(self, tensor: Tensor) -> None:
+        """A ring sends every value 2·(N−1)/N times: once to be summed, once as the sum."""
+        self.sent_bytes += 2 * tensor.numel() * tensor.element_size() * (self.size - 1) // self.size
+
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         rows = [torch.empty_like(tensor) for _ in range(self.size)]
+        self.sent_bytes += tensor.numel() * tensor.element_size() * (self.size - 1)
         self._await(dist.all_gather(rows, tensor, self._group, async_op=True), tensor.is_cpu)
         return [row.cpu() for row in rows]
 

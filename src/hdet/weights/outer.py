@@ -1,0 +1,316 @@
+"""The outer optimizer of islands: what it keeps from one sync to the next, and when it acts.
+
+A round begins with the first optimizer step after a sync: there θ is copied, and, where the outer learning
+rate or momentum is explored, each replica moves to its own start (by a gradient, that first one, taken at θ).
+So between a sync and that step all ranks hold the same weights, and whoever evaluates or saves there sees the
+one model. A round ends with the next sync.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.replicas import Replicas, local
+from hdet.replicas.averaging import distinct_tensors, flat_pieces
+from hdet.replicas.compressed import CompressedMean
+from hdet.weights.nesterov import apart, nesterov_, outer_gradient, wide
+from hdet.weights.parameters import trained_parameters
+from hdet.weights.room import copy_into, room_for, settled
+
+__all__ = ["Outer", "OuterStep"]
+
+#: A displacement above it is no step of any training; no momentum below 1 makes it infinite.
+_LARGEST = 1e30
+_EXACT_INTEGERS = 1 << 53
+#: What every arm has of one hyperparameter, by name; None where it is not explored.
+Values = Callable[[str], tuple[float, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """An outer optimizer for replicas that train by themselves between syncs, as in DiLoCo.
+
+    With θ the weights that all replicas began the round with and θ̄ the mean of their ends, the outer gradient
+    is g = θ − θ̄, and at every sync v ← μ v + g, θ ← θ − η (g + μ v). At ``lr=1, momentum=0`` it is the mean
+    itself, bit for bit. Buffers and the optimizer's own state become their mean, as without it.
+
+    Args:
+        lr: η. :class:`~hdet.OuterLR` explores it.
+        momentum: μ. :class:`~hdet.OuterMomentum` explores it.
+        compress: ``"int8"`` sends displacements of the weights in eight bits a value, with error feedback: a
+            quarter of the bytes. The optimizer's state and buffers travel as they are.
+        keep: where θ and v lie, ``"host"`` or ``"device"``.
+
+    It takes two copies of the weights, θ as they are and v in float32 (without momentum, θ alone);
+    ``"int8"`` takes 1 + 1/N more in float32, on the device.
+
+    Example::
+
+        ensemble = hdet.Ensemble(optimizer, [], gradients="none", outer=hdet.Outer(), sync_every=100,
+                                 model=model)
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    compress: Literal["int8"] | None = None
+    keep: Literal["host", "device"] = "host"
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.lr) or not 0 < self.lr < math.inf:
+            raise ValueError(f"Outer: lr must be a number above 0, got {self.lr!r}; 0.7 is usual")
+        if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
+            raise ValueError(f"Outer: momentum must lie in [0, 1), got {self.momentum!r}; 0.9 is usual")
+        if self.compress not in (None, "int8"):
+            raise ValueError(f"Outer: compress must be None or 'int8', got {self.compress!r}")
+        if self.keep not in ("host", "device"):
+            raise ValueError(f"Outer: keep must be 'host' or 'device', got {self.keep!r}")
+
+
+class OuterStep:
+    """Takes the outer steps of one run.
+
+    Args:
+        outer: the settings.
+    """
+
+    def __init__(self, outer: Outer) -> None:
+        if not isinstance(outer, Outer):
+            got = f"the class {outer.__name__}" if isinstance(outer, type) else type(outer).__name__
+            raise TypeError(f"outer must be an hdet.Outer, got {got}; write hdet.Outer()")
+        self.settings = outer
+        #: The base values, where whoever explores them finds and moves them.
+        self.group = {"lr": outer.lr, "momentum": outer.momentum}
+        #: θ; before a round has begun, room for it. By number of parameter and piece.
+        self._start: dict[str, Tensor] = {}
+        self._velocity: dict[str, Tensor] = {}
+        #: g of the last step, from a sync to the round's first step, where replicas then part.
+        self._gradient: dict[str, Tensor] = {}
+        self._packed: CompressedMean | None = None
+        self._unsent: dict[str, Any] | None = None
+        #: Whether θ was copied, and whether all ranks are known to have the same one.
+        self.begun = self._alike = False
+
+    def __repr__(self) -> str:
+        return repr(self.settings)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether :meth:`mean_` takes the place of the mean of the weights."""
+        return self.settings.compress is not None and self._replicas.size > 1
+
+    def bind(self, caller: str, optimizer: Optimizer, replicas: Replicas, values: Values, arm: int) -> None:
+        """Where it acts; ``values`` tells what is explored, ``arm`` whose are this replica's."""
+        if self.settings.compress is not None and replicas.size > 1 and not replicas.sends_bytes:
+            raise TypeError(
+                f"{caller}: compress={self.settings.compress!r} is for replicas in processes of their own, "
+                f"got {type(replicas).__name__}, between which nothing travels; leave compress out"
+            )
+        self._caller = caller
+        self._optimizer = optimizer
+        self._replicas = replicas
+        self._values = values
+        self._arm = arm
+        self._parts = values("outer_lr") is not None or values("outer_momentum") is not None
+        self._heavy = self.settings.momentum > 0 or self._parts
+
+    def forget(self) -> None:
+        """The weights will be others: nothing is owed to those before, and θ is taken anew."""
+        self._start.clear()
+        self._velocity.clear()
+        self._gradient.clear()
+        self._packed = self._unsent = None
+        self.begun = self._alike = False
+
+    # ------------------------------------------------------------------ a round begins
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Copy θ, unless that has been done; then move to this replica's own start. No collective."""
+        if self.begun:
+            return
+        a, b = self._apart()
+        pieces = self._pieces(_trained(self._optimizer))
+        for gone in self._start.keys() - pieces.keys():
+            del self._start[gone]  # frozen since
+        for key, weight in pieces.items():
+            room = self._start.get(key)
+            if room is None or room.shape != weight.shape or room.dtype != weight.dtype:
+                room = self._start[key] = room_for(weight, self.settings.keep)
+            copy_into(room, weight)
+            gradient = self._gradient.pop(key, None)
+            if gradient is not None and (a or b):
+                moved = wide(weight).sub(gradient.to(weight.device), alpha=a)
+                weight.copy_(moved.sub_(self._velocity[key].to(weight.device), alpha=b))
+        self._gradient.clear()
+        self.begun = True
+
+    def _apart(self) -> tuple[float, float]:
+        lrs, momenta = self._values("outer_lr"), self._values("outer_momentum")
+        arms = len(lrs or momenta or (0.0,))
+        own = self._arm if arms > 1 else 0
+        return apart(lrs or [self.group["lr"]] * arms, momenta or [self.group["momentum"]] * arms, own)
+
+    # ------------------------------------------------------------------ a round ends
+
+    def is_finite(self) -> bool:
+        """Whether the weights in this process can have a part in a mean. Waits for the device."""
+        if self._replicas.here > 1:
+            return True  # one row that is lost is seen by its loss, and takes no other row with it
+        pieces = self._pieces(_trained(self._optimizer)).values()
+        every = [torch.isfinite(piece).all().cpu() for piece in pieces]
+        return bool(torch.stack(every).all()) if every else True
+
+    def check_start(self) -> None:
+        """All ranks began the round with the same weights, but for what they explore. A collective, once."""
+        if self._alike or self._replicas.size == self._replicas.here:
+            return
+        settled()
+        bits = sum(int(_bits(start)) for start in self._start.values()) % _EXACT_INTEGERS
+        sums = [row[0] for row in self._replicas.gather([float(bits)])]
+        if any(other != sums[0] for other in sums):
+            odd = next(r for r, other in enumerate(sums) if other != sums[0])
+            raise RuntimeError(
+                f"{self._caller}: with outer= all replicas must begin with the same weights, and rank {odd} "
+                "began with others than rank 0; let them start alike: Arms.wrap(model) does it, or one seed "
+                "or one checkpoint on all ranks"
+            )
+        self._alike = True
+
+    def mean_(self, parameters: Sequence[Tensor], lost: Sequence[int]) -> tuple[str, ...]:
+        """The mean of the weights, by what replicas have moved since θ, compressed. A collective.
+
+        Tells once what that saves.
+        """
+        pieces, starts = self._moved(parameters)
+        lengths = [piece.numel() for piece in pieces.values()]
+        first = self._packed is None and self._unsent is None
+        if self._packed is None or self._packed.lengths != lengths:
+            device = next(iter(pieces.values())).device if pieces else torch.device("cpu")
+            self._packed = CompressedMean(lengths, device, self._replicas)
+            if self._unsent is not None:
+                self._packed.load_state_dict(self._unsent)
+            self._unsent = None
+        before = self._replicas.sent_bytes
+        self._packed(list(pieces.values()), starts, lost)
+        sent, others = self._replicas.sent_bytes - before, self._replicas.size - 1
+        exact = 8 * sum(lengths) * others // (others + 1)
+        return (_saves(sum(lengths), sent, exact),) if first and exact else ()
+
+    @torch.no_grad()
+    def step_(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
+        """From the mean of the weights, where they stand, to the next θ; what was odd about it."""
+        pieces, starts = self._moved(parameters)
+        self.begun = False
+        both = list(zip(pieces.items(), starts, strict=True))
+        largest = [outer_gradient(s.to(w.device), w).abs().amax().double().cpu() for (_, w), s in both]
+        if largest and not bool((torch.stack(largest) < _LARGEST).all()):
+            return ("the outer optimizer did not step: the mean of the weights is lost",)
+        for (key, weight), start in both:
+            gradient = outer_gradient(start.to(weight.device), weight)
+            velocity = self._velocity_of(key, gradient)
+            weight.copy_(nesterov_(weight, gradient, velocity, **self.group))
+            if velocity is not None and velocity is not self._velocity[key]:
+                copy_into(self._velocity[key], velocity)
+            if self._parts:  # g takes the place of θ until replicas part
+                del self._start[key]
+                copy_into(self._gradient.setdefault(key, room_for(gradient, self.settings.keep)), gradient)
+        return ()
+
+    def _velocity_of(self, key: str, gradient: Tensor) -> Tensor | None:
+        """v, where the gradient lies; it has room of its own from the first step on."""
+        if not self._heavy:
+            return None
+        if key not in self._velocity:
+            self._velocity[key] = room_for(gradient, self.settings.keep).zero_()
+        return self._velocity[key].to(gradient.device)
+
+    def _moved(self, parameters: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """What was trained in this round, and where it began. What was frozen all along stays where it is."""
+        now = self._pieces([p for p in parameters if p.requires_grad])
+        every = self._pieces(parameters)
+        pieces = {key: piece for key, piece in every.items() if key in self._start or key in now}
+        unknown = [key for key in pieces if key not in self._start]
+        if unknown:
+            raise RuntimeError(
+                f"{self._caller}: with outer= the weights with which a round began must be known, and those "
+                f"of parameter {unknown[0].split('.')[0]} are not: it was unfrozen, or added, within a "
+                "round; do that directly after a sync"
+            )
+        return pieces, [self._start[key] for key in pieces]
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """v, θ within a round, g where replicas will part, and, this rank's own, what was not sent yet."""
+        settled()
+        unsent = self._unsent if self._packed is None else self._packed.state_dict()
+        return {
+            "rank": self._replicas.rank,
+            "size": self._replicas.size,
+            "start": dict(self._start) if self.begun else None,
+            "velocity": dict(self._velocity),
+            "gradient": dict(self._gradient),
+            "unsent": unsent,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off. What was not sent counts for the rank that owes it."""
+        self.forget()
+        here = {key: piece.device for key, piece in self._pieces(_trained(self._optimizer)).items()}
+        for mine, saved in (
+            (self._velocity, state["velocity"]),
+            (self._gradient, state["gradient"]),
+            (self._start, state["start"] or {}),
+        ):
+            for key, tensor in saved.items():
+                if key in here:
+                    placed = tensor.to(here[key])
+                    mine[key] = room_for(placed, self.settings.keep).copy_(placed)
+        self.begun = self._alike = state["start"] is not None
+        if (state["rank"], state["size"]) == (self._replicas.rank, self._replicas.size):
+            self._unsent = state["unsent"]
+
+    def _pieces(self, parameters: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Flat views of the weights, each memory once, by number of parameter and piece."""
+        numbers = {id(p): i for i, p in enumerate(_every(self._optimizer))}
+        known = sorted((p for p in parameters if id(p) in numbers), key=lambda p: numbers[id(p)])
+        ordered = [(numbers[id(p)], local(p).detach()) for p in known]
+        distinct = {id(tensor) for tensor in distinct_tensors([tensor for _, tensor in ordered])}
+        return {
+            f"{number}.{k}": piece
+            for number, tensor in ordered
+            if id(tensor) in distinct
+            for k, piece in enumerate(flat_pieces(tensor))
+        }
+
+
+def _saves(weights: int, sent: int, exact: int) -> str:
+    return (
+        f"{weights} weights travel in int8: a rank sends {sent} bytes for them at a sync, {sent / exact:.2f} "
+        f"of the {exact} of float32"
+    )
+
+
+def _every(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _trained(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in trained_parameters(optimizer) for parameter in group]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """A sum of the bits of a tensor, the same in any order of adding."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.contiguous().view(whole).sum(dtype=torch.int64)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
