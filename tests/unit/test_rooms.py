@@ -182,6 +182,7 @@ def test_a_folder_says_what_lives_there(folder: Path) -> None:
 
 #: Test files of what several files of a room do together.
 SPANNING = {
+    "test_pretrained.py",
     "test_rooms.py",
     "bench/workloads/test_workloads.py",
     "cli/test_cli.py",
