@@ -20,7 +20,7 @@ from hdet.bench.workloads import Workload
 
 __all__ = ["Ledger"]
 
-#: Of the probe, which every look measures whole: no task's probe has more batches but charlm's.
+#: Batches of the probe that every look measures, the same ones: of most tasks all that there are.
 _PROBE_BATCHES = 4
 #: Where a loss beyond so many times that of the start is cut off.
 _WORST = 10.0
