@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 
 from hdet.bench.autotune import arms, plan
+from hdet.bench.autotune.arena import Arena
 from hdet.bench.autotune.arms import execute, unavailable
-from hdet.bench.autotune.plan import ARMS, AUTOTUNE, PB2, RANDOM, SWEEP, Plan, Run
+from hdet.bench.autotune.plan import ARMS, AUTOTUNE, PB2, RANDOM, SEGMENTS, SWEEP, Plan, Run
+from hdet.bench.autotune.space import DEFAULTS
+from hdet.bench.rows import Row
 from hdet.bench.workloads import Workload
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what peers import
@@ -56,6 +59,25 @@ def test_random_search_and_the_sweep_try_a_setting_for_each_number(tiny: Callabl
         assert first is not None
         assert second is not None
         assert first["trials"][0]["lr"] != second["trials"][0]["lr"]
+
+
+def test_what_autotunes_arm_hands_back_is_a_row_of_the_first_rank(
+    tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replica(rank: int, arena: Arena) -> list[Row]:
+        """What the hook owes, without any tuning: its own training, and the samples of the others."""
+        training = arena.training(rank, DEFAULTS)
+        for _ in range(SEGMENTS):
+            training.advance(arena.segment)
+        arena.ledger.spend(arena.ledger.samples * (arena.run.members - 1))
+        return [arena.trial(0, DEFAULTS, SEGMENTS, training.finish_())]
+
+    monkeypatch.setattr(arms, "autotune", replica)
+    row = execute(0, tiny(AUTOTUNE))
+    assert row is not None
+    assert row["samples"] == PLAN.budget("digits", AUTOTUNE)
+    assert row["test"] < row["init"]
+    assert execute(1, tiny(AUTOTUNE)) is None
 
 
 def test_an_arm_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
