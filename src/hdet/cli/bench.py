@@ -29,6 +29,7 @@ class Benchmark(str, Enum):
     fan_out = "fan-out"
     deepobs = "deepobs"
     lightbench = "lightbench"
+    autotune = "autotune"
 
 
 #: Where each is measured.
@@ -39,6 +40,7 @@ _MODULES = {
     Benchmark.fan_out: "hdet.bench.fan_out.command",
     Benchmark.deepobs: "hdet.bench.deepobs.command",
     Benchmark.lightbench: "hdet.bench.lightbench.command",
+    Benchmark.autotune: "hdet.bench.autotune.command",
 }
 
 
@@ -74,7 +76,8 @@ class Shown(str, Enum):
 
 # What only those benchmarks are asked that are made of hundreds of runs, done in parts.
 _Scale = Annotated[
-    Scale | None, typer.Option(help="Of regret: the size of its tasks; that of the device if not given.")
+    Scale | None,
+    typer.Option(help="Of regret and autotune: the size of its tasks; that of the device if not given."),
 ]
 _Workloads = Annotated[
     str | None,
@@ -101,15 +104,18 @@ _Merge = Annotated[
 _Table = Annotated[Shown | None, typer.Option(help="Of regret: which table to print; regret if not given.")]
 _Seeds = Annotated[
     int | None,
-    typer.Option(min=1, help="Of regret, hyperparameters, replicas and fan-out: how many; 3 if not given."),
+    typer.Option(
+        min=1, help="Of regret, hyperparameters, replicas, fan-out and autotune: how many; 3 if not given."
+    ),
 ]
 _Rows = Annotated[
     Path | None,
     typer.Option(
         dir_okay=False,
-        help="Of regret, hyperparameters, replicas, fan-out and lightbench: the file of finished runs, which "
-        "are not run again; runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl, "
-        "runs/replicas-DEVICE.jsonl, runs/fan-out.jsonl or runs/lightbench-DEVICE.jsonl if not given.",
+        help="Of regret, hyperparameters, replicas, fan-out, lightbench and autotune: the file of finished "
+        "runs, which are not run again; runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl, "
+        "runs/replicas-DEVICE.jsonl, runs/fan-out.jsonl, runs/lightbench-DEVICE.jsonl or "
+        "runs/autotune-SCALE-DEVICE.jsonl if not given.",
     ),
 ]
 _Processes = Annotated[
@@ -117,15 +123,15 @@ _Processes = Annotated[
     typer.Option(
         min=1,
         help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters: replicas. Of fan-out: "
-        "replicas. One on each core if not given.",
+        "replicas. Of autotune: runs, or replicas, at a time. One on each core if not given.",
     ),
 ]
 _Minutes = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Of regret, hyperparameters, replicas, fan-out and lightbench: after so long start no further "
-        "run, and end; with 0, regret makes the table of the runs there are.",
+        help="Of regret, hyperparameters, replicas, fan-out, lightbench and autotune: after so long start no "
+        "further run, and end; with 0, regret and autotune make the table of the runs there are.",
     ),
 ]
 _Published = Annotated[
@@ -139,7 +145,8 @@ _Chart = Annotated[
     ),
 ]
 _Problems = Annotated[
-    str | None, typer.Option(help="Of lightbench: names of problems, between commas; all if not given.")
+    str | None,
+    typer.Option(help="Of lightbench and autotune: names of problems, between commas; all if not given."),
 ]
 _Steps = Annotated[
     int | None, typer.Option(min=40, help="Of lightbench: the cap of steps; 20,000 if not given.")
@@ -154,6 +161,7 @@ _TAKES = {
     Benchmark.replicas: _IN_PARTS - {"chart"},
     Benchmark.fan_out: _IN_PARTS - {"chart"} | {"workloads"},
     Benchmark.lightbench: _IN_PARTS - {"chart", "seeds"} | {"problems", "steps"},
+    Benchmark.autotune: _IN_PARTS - {"chart"} | {"scale", "problems"},
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import islice
@@ -28,8 +28,8 @@ from hdet.bench.regret.plan import DEFAULT_RATES, Row, Run
 from hdet.bench.regret.steps import make_step
 from hdet.bench.regret.trainer import Trainer, stepping, with_wsd
 from hdet.bench.rows import failure
-from hdet.bench.workloads import WORKLOADS, Batch, Workload
-from hdet.bench.workloads.base import seeded
+from hdet.bench.workloads import WORKLOADS, Workload
+from hdet.bench.workloads.base import ByNumber, seeded
 from hdet.best_mean import BestMean
 from hdet.one_cycle import OneCycleAutoLR
 from hdet.probes.probe import Probe
@@ -113,7 +113,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _probe(run: Run, workload: Workload, model: nn.Module) -> Probe:
-    return Probe(lambda batch: workload.loss(model, batch), _ByNumber(workload.probe(run.seed)), model=model)
+    return Probe(lambda batch: workload.loss(model, batch), ByNumber(workload.probe(run.seed)), model=model)
 
 
 @cache
@@ -188,18 +188,6 @@ _ARMS: dict[str, Callable[[Run, Workload, nn.Module], Trainer]] = {
     "autolr": _autolr,
     **PEERS,
 }
-
-
-class _ByNumber:
-    """An endless iterator that can be asked for its k-th batch, and always answers with the same one."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches, self._drawn = batches, list[Batch]()
-
-    def __call__(self, k: int) -> Batch:
-        while len(self._drawn) <= k:
-            self._drawn.append(next(self._batches))
-        return self._drawn[k]
 
 
 # ---------------------------------------------------------------------- the published controller

@@ -17,7 +17,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Batch", "Workload", "at_scale", "data_file", "generator", "in_parts", "seeded", "shuffled"]
+__all__ = [
+    "Batch",
+    "ByNumber",
+    "Workload",
+    "at_scale",
+    "data_file",
+    "generator",
+    "in_parts",
+    "seeded",
+    "shuffled",
+]
 
 Batch = tuple[Tensor, ...]
 _Size = TypeVar("_Size")
@@ -120,3 +130,15 @@ def shuffled(samples: Batch, size: int, draw: torch.Generator) -> Iterator[Batch
 def in_parts(samples: Batch, size: int) -> tuple[Batch, ...]:
     """All rows in their order, ``size`` at a time; the last part may be smaller."""
     return tuple(zip(*(torch.split(part, size) for part in samples), strict=True))
+
+
+class ByNumber:
+    """An endless iterator that can be asked for its k-th batch, and always answers with the same one."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches, self._drawn = batches, list[Batch]()
+
+    def __call__(self, k: int) -> Batch:
+        while len(self._drawn) <= k:
+            self._drawn.append(next(self._batches))
+        return self._drawn[k]

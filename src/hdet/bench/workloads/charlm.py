@@ -75,11 +75,11 @@ _LONG = {
     "cpu": Size(steps=2000, layers=1, width=32, heads=2, context=16, batch=8, held_out_windows=512),
     "gpu": Size(steps=20_000, layers=2, width=128, heads=4, context=64, batch=32, held_out_windows=4096),
 }
-_OVERFITTING = Size(
-    *(1000, 2, 64, 4, 16, 16),  # as above, in this order
-    held_out_windows=1024,
-    train_blocks=1,
-)
+# Steps, layers, width, heads, context, batch, as above.
+_OVERFITTING = {
+    "cpu": Size(*(1000, 2, 64, 4, 16, 16), held_out_windows=1024, train_blocks=1),
+    "gpu": Size(*(2000, 4, 128, 4, 64, 32), held_out_windows=4096, train_blocks=16),
+}
 
 
 class Block(nn.Module):
@@ -159,9 +159,11 @@ def make_long(scale: str = "cpu", device: str = "cpu", folder: str | Path | None
     return _make("charlm-long", at_scale(_LONG, scale), device, folder)
 
 
-def make_overfitting(device: str = "cpu", folder: str | Path | None = None) -> Workload:
+def make_overfitting(
+    device: str = "cpu", folder: str | Path | None = None, *, scale: str = "cpu"
+) -> Workload:
     """A wide model on so few blocks that it learns them by heart: a regulariser has something to do."""
-    return _make("charlm, few characters", _OVERFITTING, device, folder)
+    return _make("charlm, few characters", at_scale(_OVERFITTING, scale), device, folder)
 
 
 def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

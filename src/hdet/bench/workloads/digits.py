@@ -31,7 +31,8 @@ __all__ = [
 _TEST_SHARE = 0.25
 _STEPS = {"cpu": 600, "gpu": 1000}
 _BATCH, _PROBE_IMAGES, _PROBE_BATCH = 64, 256, 128
-_FEW_IMAGES, _FEW_BATCH, _FEW_STEPS, _FEW_WIDTH = 150, 32, 1000, 128
+_FEW_IMAGES, _FEW_BATCH = 150, 32
+_FEW_STEPS, _FEW_WIDTH = {"cpu": 1000, "gpu": 2000}, {"cpu": 128, "gpu": 512}
 _NOISY_SHARE, _CLASSES = 0.2, 10
 
 #: The loss of the task: mean over the batch, natural logarithm.
@@ -64,11 +65,17 @@ def load(seed: int = 0) -> Digits:
     return Digits(images[held_out:], labels[held_out:], images[:held_out], labels[:held_out])
 
 
-def build_model(seed: int = 0, width: int = 64) -> nn.Module:
-    """An MLP of two hidden layers whose weights depend on the seed alone."""
+def build_model(seed: int = 0, width: int = 64, dropout: float | None = None) -> nn.Module:
+    """An MLP of two hidden layers whose weights depend on the seed alone.
+
+    With a ``dropout``, be it 0, there is a layer of it behind each hidden one.
+    """
+    drops = [[] if dropout is None else [nn.Dropout(dropout)] for _ in range(2)]
     with seeded(seed):
         return nn.Sequential(
-            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+            *(nn.Linear(64, width), nn.ReLU(), *drops[0]),
+            *(nn.Linear(width, width), nn.ReLU(), *drops[1]),
+            nn.Linear(width, 10),
         )
 
 
@@ -99,12 +106,13 @@ def make_cnn(scale: str = "cpu", device: str = "cpu", folder: str | Path | None 
     return _make("digits-cnn", build_cnn, scale, device)
 
 
-def make_noisy(device: str = "cpu") -> Workload:
+def make_noisy(device: str = "cpu", *, scale: str = "cpu", dropout: float | None = None) -> Workload:
     """150 images to train on, and in all parts a fifth of the labels drawn at random: they cannot be learned.
 
     Learned by heart they can be, which is what label smoothing is against. The probe and what is held out
     are as noisy, so that the best model is one that is in doubt as often as it should be.
     """
+    steps, width = at_scale(_FEW_STEPS, scale), at_scale(_FEW_WIDTH, scale)
     data = load()
     draw = generator(0, "digits label noise")
     labels = _with_noise(data.train_labels, draw).to(device)
@@ -114,8 +122,8 @@ def make_noisy(device: str = "cpu") -> Workload:
     train = images[_PROBE_IMAGES:end], labels[_PROBE_IMAGES:end]
     return Workload(
         name="digits, few and noisy",
-        steps=_FEW_STEPS,
-        build=lambda seed: build_model(seed, _FEW_WIDTH).to(device),
+        steps=steps,
+        build=lambda seed: build_model(seed, width, dropout).to(device),
         loss=_loss,
         batches=lambda seed: shuffled(train, _FEW_BATCH, generator(seed, "digits batches")),
         probe=lambda seed: shuffled(probe, _PROBE_BATCH, generator(seed, "digits probe")),

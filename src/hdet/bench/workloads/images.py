@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from hdet.bench.workloads.base import Batch, Workload, at_scale, generator, in_parts, seeded, shuffled
 from hdet.bench.workloads.cifar import CLASSES, augmented, decoded, scaling
 
-__all__ = ["BasicBlock", "ResNet", "loss", "make", "on_device"]
+__all__ = ["BasicBlock", "ResNet", "loss", "make", "make_few", "on_device", "outputs"]
 
 _PROBE_IMAGES = 1000
 _PROBE_BATCH = 256
@@ -29,11 +29,19 @@ class _Size:
     channels: tuple[int, int, int]
     pixels: int
     shift: int
+    #: To train on; all if None.
+    images: int | None = None
 
 
 _SIZES = {
     "cpu": _Size(steps=400, batch=16, stem_stride=2, channels=(8, 16, 32), pixels=16, shift=2),
     "gpu": _Size(steps=1500, batch=128, stem_stride=1, channels=(32, 64, 128), pixels=32, shift=4),
+}
+
+
+_FEW = {
+    "cpu": replace(_SIZES["cpu"], images=1000),
+    "gpu": replace(_SIZES["gpu"], images=4000),
 }
 
 
@@ -56,28 +64,55 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 3×3 stem, three stages of one block each at strides 1, 2, 2, global mean, one linear layer."""
+    """A 3×3 stem, three stages of one block each at strides 1, 2, 2, global mean, one linear layer.
 
-    def __init__(self, channels: tuple[int, int, int], stem_stride: int = 1, classes: int = CLASSES) -> None:
+    With a ``dropout``, be it 0, there is a layer of it before the last one.
+    """
+
+    def __init__(
+        self,
+        channels: tuple[int, int, int],
+        stem_stride: int = 1,
+        classes: int = CLASSES,
+        dropout: float | None = None,
+    ) -> None:
         super().__init__()
         first, second, third = channels
         self.stem = _conv3x3(3, first, stem_stride)
         self.stages = nn.Sequential(
             BasicBlock(first, first, 1), BasicBlock(first, second, 2), BasicBlock(second, third, 2)
         )
+        self.dropout = nn.Identity() if dropout is None else nn.Dropout(dropout)
         self.head = nn.Linear(third, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.stages(F.relu(self.stem(images))).mean((2, 3)))
+        seen = self.stages(F.relu(self.stem(images))).mean((2, 3))
+        logits: Tensor = self.head(self.dropout(seen))
         return logits
 
 
 def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:
     """The task, from the file that :func:`.cifar.decoded` reads."""
-    size = at_scale(_SIZES, scale)
+    return _make("images", at_scale(_SIZES, scale), device, folder)
+
+
+def make_few(
+    scale: str = "cpu",
+    device: str = "cpu",
+    folder: str | Path | None = None,
+    *,
+    dropout: float | None = None,
+) -> Workload:
+    """The same model on few of the images, over and over; with a layer of dropout if that is given."""
+    return _make("images, few", at_scale(_FEW, scale), device, folder, dropout)
+
+
+def _make(
+    name: str, size: _Size, device: str, folder: str | Path | None, dropout: float | None = None
+) -> Workload:
     parts = decoded(folder, size.pixels)
     order = torch.randperm(len(parts["train_label"]), generator=generator(0, "images split"))
-    for_probe, for_training = order[:_PROBE_IMAGES], order[_PROBE_IMAGES:]
+    for_probe, for_training = order[:_PROBE_IMAGES], order[_PROBE_IMAGES:][: size.images]
     scaled = scaling(parts["train_image"][for_training], device)
     train = parts["train_image"][for_training].to(device), parts["train_label"][for_training].to(device)
     probe = scaled(parts["train_image"][for_probe].to(device)), parts["train_label"][for_probe].to(device)
@@ -85,10 +120,10 @@ def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = No
 
     def build(seed: int) -> nn.Module:
         with seeded(seed):
-            return on_device(ResNet(size.channels, size.stem_stride), device)
+            return on_device(ResNet(size.channels, size.stem_stride, dropout=dropout), device)
 
     return Workload(
-        name="images",
+        name=name,
         steps=size.steps,
         build=build,
         loss=loss,
@@ -114,8 +149,13 @@ def on_device(model: nn.Module, device: str) -> nn.Module:
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy of images and labels, natural logarithm."""
+    return F.cross_entropy(*outputs(model, batch))
+
+
+def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and labels, a row for each image."""
     images, labels = batch
-    return F.cross_entropy(model(images), labels)
+    return model(images), labels
 
 
 def _conv3x3(inputs: int, outputs: int, stride: int) -> nn.Module:

@@ -81,7 +81,10 @@ _SIZES = {
     "cpu": _Size(steps=400, batch=32, width=16, heads=2),
     "gpu": _Size(steps=1500, batch=64, width=64, heads=4),
 }
-_FEW = _Size(steps=1000, batch=32, width=16, heads=2, train_rows=4000, held_out_every=2)
+_FEW = {
+    "cpu": _Size(steps=1000, batch=32, width=16, heads=2, train_rows=4000, held_out_every=2),
+    "gpu": _Size(steps=2000, batch=64, width=64, heads=4, train_rows=8000),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +200,9 @@ def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = No
     return _make("newsfeed", at_scale(_SIZES, scale), device, folder)
 
 
-def make_few(device: str = "cpu", folder: str | Path | None = None) -> Workload:
-    """The same model on 4,000 rows, dozens of times over: without weight decay it learns them by heart."""
-    return _make("newsfeed, few rows", _FEW, device, folder)
+def make_few(device: str = "cpu", folder: str | Path | None = None, *, scale: str = "cpu") -> Workload:
+    """The same model on few rows, over and over: without weight decay it learns them by heart."""
+    return _make("newsfeed, few rows", at_scale(_FEW, scale), device, folder)
 
 
 def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

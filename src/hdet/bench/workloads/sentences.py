@@ -26,7 +26,7 @@ from hdet.bench.workloads.base import (
     shuffled,
 )
 
-__all__ = ["FILE", "SentenceModel", "load", "make"]
+__all__ = ["FILE", "SentenceModel", "load", "make", "outputs"]
 
 FILE = "subjectivity.tsv"
 _LABELS = ("objective", "subjective")
@@ -115,6 +115,11 @@ def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = No
     )
 
 
-def _loss(model: nn.Module, batch: Batch) -> Tensor:
+def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and labels, a row for each sentence."""
     sentences, labels = batch
-    return F.cross_entropy(model(sentences), labels)
+    return model(sentences), labels
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(*outputs(model, batch))

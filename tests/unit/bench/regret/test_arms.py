@@ -19,6 +19,7 @@ from hdet.bench.regret import command as regret
 from hdet.bench.regret.plan import ARMS, OPTIMIZERS, Run, _applies
 from hdet.bench.regret.steps import EagerStep, GraphedStep
 from hdet.bench.workloads import WORKLOADS, Workload
+from hdet.bench.workloads.base import ByNumber
 from hdet.cli import app
 
 PACKAGES = {
@@ -66,7 +67,7 @@ def test_a_run_that_diverges_is_a_result() -> None:
 
 def test_probe_batches_can_be_asked_by_number() -> None:
     workload = WORKLOADS["quadratic"]("cpu")
-    by_number, drawn = arms._ByNumber(workload.probe(0)), list(islice(workload.probe(0), 4))
+    by_number, drawn = ByNumber(workload.probe(0)), list(islice(workload.probe(0), 4))
     for k in (2, 0, 3, 2):
         assert torch.equal(by_number(k)[0], drawn[k][0])
 

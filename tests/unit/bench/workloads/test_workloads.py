@@ -231,6 +231,22 @@ def test_digits_parts() -> None:
     assert any("running_mean" in name for name in digits.make_cnn().build(0).state_dict())
 
 
+def test_a_layer_of_dropout_that_is_off_changes_no_weight_and_no_output() -> None:
+    from hdet.bench.workloads.images import ResNet
+
+    def resnet(dropout: float | None) -> nn.Module:
+        with seeded(0):
+            return ResNet((4, 4, 8), dropout=dropout)
+
+    kinds = (lambda off: digits.build_model(0, 16, off), torch.rand(8, 64)), (resnet, torch.rand(2, 3, 8, 8))
+    for make, given in kinds:
+        without, off = make(None), make(0.0)
+        assert all(map(torch.equal, without.parameters(), off.parameters()))
+        assert torch.equal(without(given), off(given))
+        assert not any(isinstance(module, nn.Dropout) for module in without.modules())
+        assert any(isinstance(module, nn.Dropout) for module in off.modules())
+
+
 def test_quadratic_matches_its_closed_form() -> None:
     workload = quadratic.make()
     model = workload.build(0)

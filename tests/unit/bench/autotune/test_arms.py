@@ -1,0 +1,86 @@
+"""Every arm: its budget, and what it may not see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from hdet.bench.autotune import arms, plan
+from hdet.bench.autotune.arena import Arena
+from hdet.bench.autotune.arms import execute, unavailable
+from hdet.bench.autotune.plan import ARMS, AUTOTUNE, PB2, RANDOM, SEGMENTS, SWEEP, Plan, Run
+from hdet.bench.autotune.space import DEFAULTS
+from hdet.bench.rows import Row
+from hdet.bench.workloads import Workload
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what peers import
+PLAN = Plan(("digits",), seeds=1, members=3, swept=2, steps=20)
+SPENDING = [arm for arm in (*ARMS, SWEEP) if arm != AUTOTUNE]
+
+
+@pytest.mark.parametrize("arm", SPENDING)
+def test_every_arm_spends_its_budget_exactly(arm: str) -> None:
+    if why := unavailable(arm):
+        pytest.skip(why)
+    runs = PLAN.runs("digits", arm, 0) if arm != SWEEP else [PLAN.run("digits", SWEEP, 0, n) for n in (0, 1)]
+    rows = [execute(0, run) for run in runs]
+    assert sum(row["samples"] for row in rows if row) == PLAN.budget("digits", arm)
+
+
+@pytest.mark.parametrize("arm", SPENDING)
+def test_no_choice_has_seen_the_tests_samples(
+    arm: str, tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other test samples an arm tries the same settings, and chooses the same weights by the probe."""
+    if why := unavailable(arm):
+        pytest.skip(why)
+    row = execute(0, tiny(arm))
+    known = plan.workload
+
+    def with_others(*given: str) -> Workload:
+        work = known(*given)
+        return replace(work, held_out=tuple((images * 0, labels) for images, labels in work.held_out))
+
+    monkeypatch.setattr(plan, "workload", with_others)
+    other = execute(0, tiny(arm))
+    assert row is not None
+    assert other is not None
+    assert row["test"] != other["test"]
+    for same in ("trials", "probe", "setting", "samples"):
+        assert row[same] == other[same]
+    assert [point[:2] for point in row["points"]] == [point[:2] for point in other["points"]]
+
+
+def test_random_search_and_the_sweep_try_a_setting_for_each_number(tiny: Callable[..., Run]) -> None:
+    for arm in (RANDOM, SWEEP):
+        first, second = (execute(0, tiny(arm, number=number)) for number in (0, 1))
+        assert first is not None
+        assert second is not None
+        assert first["trials"][0]["lr"] != second["trials"][0]["lr"]
+
+
+def test_what_autotunes_arm_hands_back_is_a_row_of_the_first_rank(
+    tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replica(rank: int, arena: Arena) -> list[Row]:
+        """What the hook owes, without any tuning: its own training, and the samples of the others."""
+        training = arena.training(rank, DEFAULTS)
+        for _ in range(SEGMENTS):
+            training.advance(arena.segment)
+        arena.ledger.spend(arena.ledger.samples * (arena.run.members - 1))
+        return [arena.trial(0, DEFAULTS, SEGMENTS, training.finish_())]
+
+    monkeypatch.setattr(arms, "autotune", replica)
+    row = execute(0, tiny(AUTOTUNE))
+    assert row is not None
+    assert row["samples"] == PLAN.budget("digits", AUTOTUNE)
+    assert row["test"] < row["init"]
+    assert execute(1, tiny(AUTOTUNE)) is None
+
+
+def test_an_arm_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "find_spec", lambda package: None)
+    assert unavailable(PB2) == "ray is not installed: pip install 'hdet[search]'"
+    assert unavailable(RANDOM) == ""

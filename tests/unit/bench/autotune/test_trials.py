@@ -1,0 +1,40 @@
+"""Single runs, and Optuna's trials: what pruning saves is spent on more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hdet.bench.autotune.arena import Arena
+from hdet.bench.autotune.plan import SEGMENTS, TPE_HYPERBAND, TPE_MEDIAN, Run
+from hdet.bench.autotune.space import DEFAULTS, Setting, clipped
+from hdet.bench.autotune.trials import single, tpe
+
+
+def test_a_long_run_is_as_long_as_so_many(arena: Arena) -> None:
+    (trial,) = single(arena, DEFAULTS, 0, runs=3)
+    assert arena.ledger.samples == 3 * 20 * 32
+    assert trial["segments"] == 3 * SEGMENTS
+
+
+@pytest.mark.parametrize("arm", [TPE_MEDIAN, TPE_HYPERBAND])
+def test_pruned_trials_are_counted_and_free_samples_for_more(arm: str, tiny: Callable[..., Run]) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed: pip install 'hdet[search]'")
+    run = tiny(arm, members=6)
+    arena = Arena.of(run)
+    trials = tpe(arena)
+    assert sum(trial["segments"] for trial in trials) == 6 * SEGMENTS
+    assert arena.ledger.samples == 6 * 20 * 32
+    pruned = [trial for trial in trials if trial["pruned"]]
+    assert pruned
+    assert len(trials) > 6
+    assert all(trial["segments"] < SEGMENTS for trial in pruned)
+    whole = [trial for trial in trials[:-1] if not trial["pruned"]]
+    assert all(trial["segments"] == SEGMENTS for trial in whole), "only the last one ends with the budget"
+    for trial in trials:
+        setting = Setting(**{name: trial[name] for name in Setting.__slots__})
+        assert setting == clipped(setting)
+    again = Arena.of(run)
+    assert tpe(again) == trials, "a seed decides all of it"
+    assert again.ledger.points == arena.ledger.points
