@@ -252,20 +252,16 @@ class HorizonController:
         state = replace(state, last_gap=mean_of(gap), backs=0)
         return HorizonDecision(state, "hold", window.speed, mean_of(gap), mean_of(progress), why=COMES_DOWN)
 
-    def retreat(self, state: HorizonState) -> HorizonState:
-        """From the best weights on, with a smaller factor that does not grow back to what it was."""
-        return replace(
-            state,
-            value=state.value * math.exp(_BACK),
-            ceiling=state.value,
-            gap=None,
-            progress=None,
-            last_gap=0.0,
-        )
+    def retreat(self, state: HorizonState, *, slower: bool = True) -> HorizonState:
+        """From the best weights on; ``slower``: with a smaller factor that does not grow back to what it
+        was."""
+        state = replace(state, gap=None, progress=None, last_gap=0.0)
+        return replace(state, value=state.value * math.exp(_BACK), ceiling=state.value) if slower else state
 
-    def restart(self, first: float, at_best: float) -> HorizonState:
-        """From the beginning, at a learning rate that stays below a third of what led to the best."""
-        return HorizonState(first, cap=at_best * math.exp(_BACK))
+    def restart(self, first: float, at_best: float, *, slower: bool = True) -> HorizonState:
+        """From the beginning, at a learning rate that stays below what led to the best; ``slower``: below a
+        third of it."""
+        return HorizonState(first, cap=at_best * math.exp(_BACK) if slower else at_best)
 
     def _scale_blindly(self, state: HorizonState, window: Window) -> HorizonDecision:
         """The first window runs at next to nothing: it tells how far a unit of learning rate carries."""

@@ -365,13 +365,13 @@ class Cycle:
 
     def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
         """Every policy in turn. One that does not judge at this sync says what stands where; so does one for
-        which the sync is void, because a policy before it went back to older weights."""
+        which it is void, because a policy before it has undone the window."""
         rows = dict(zip(judging, gathered.rows, strict=True))
         losses = self._parts.sharing.by_arm(gathered.losses)
         decided: list[Decided] = []
         for policy in self._policies:
             levels = self._fan_out.levels_of(policy.axes)
-            undone = any(earlier.went_back for earlier in decided)
+            undone = any(earlier.void for earlier in decided)
             if policy in rows and not undone:
                 found = rows[policy], gathered.training
                 seen = Seen(self._steps, self._total_steps, levels, losses, *found, self._explained)

@@ -99,7 +99,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a policy did, as the record of the sync keeps it; ``went_back``: the weights are older ones;
+    """What a policy did, as the record of the sync keeps it; ``went_back``: the weights are older ones, and
+    ``void``: what was seen in this window was an accident, of which nothing is to be learnt;
     ``explained``: by how much its moves should change the averaged model's loss, in a window as long."""
 
     hyperparameters: tuple[HyperparameterRecord, ...]
@@ -109,6 +110,7 @@ class Decided:
     held_out_mean: float = math.nan
     events: tuple[str, ...] = ()
     went_back: bool = False
+    void: bool = False
     explained: float = 0.0
 
     @classmethod

@@ -30,6 +30,8 @@ class Beside(Regression):
     """
 
     probes = True
+    #: Whether there was a window in which the learning rate had nothing left to gain.
+    _stood = False
 
     def __init__(
         self, explore: Sequence[Explorable], horizon: Horizon, controller: RegressionController
@@ -48,6 +50,7 @@ class Beside(Regression):
                 f"{context.caller}: the horizon must come first among the policies, got it later"
             )
         self._held_out = AtWindowMean(self._horizon.evidence)
+        self._first_spreads = [axis.spread for axis in axes]
 
     def start(self, step: int) -> None:
         self.window_end = self._horizon.window_end if self._horizon.learns else None
@@ -57,6 +60,25 @@ class Beside(Regression):
 
     def end_at(self, step: int) -> None:
         self.start(step)
+
+    def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
+        """While a model learns, whatever slows it down looks bad, also what would let it come further. Once
+        it has been seen where it stops improving, only windows that do not improve decide."""
+        stands = not self._horizon.improves
+        if stands and not self._stood:
+            # What was seen until now was of how fast it learns: evidence and spreads begin anew.
+            self._stood = True
+            self._state = self._controller.start(self._first_spreads, [axis.widest for axis in self.axes])
+        if self._stood and not stands:
+            return self.observe(levels)
+        return super().move(levels, losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "stood": self._stood}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._stood = state["stood"]
 
 
 def windows_in_turn(hyperparameters: int) -> int:

@@ -8,7 +8,7 @@ own batches and, where they diverge, its own points."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -30,6 +30,7 @@ from hdet.policies.telling import (
     refuse_lost,
     refuse_other_scope,
     say_early_descent,
+    told_retreat,
     what_rose,
 )
 from hdet.policies.useless_probe import UselessProbe
@@ -231,11 +232,8 @@ class Horizon(Policy):
         return self.evidence.at_mean(few, ends=self._clock.ends_run)
 
     def decide(self, seen: Seen) -> Decided:
-        """The controller's decision for each scope and what follows from it.
-
-        Once the schedule is well below its peak it is on its way down, and what follows is its own doing: the
-        factor moves no more.
-        """
+        """The controller's decision for each scope and what follows from it; the factor moves no more once
+        the schedule is well below its peak, and on its way down."""
         before = self.before(seen.levels)
         rise = self._curve.rise(self._learning_rates[0].curve)
         losses = PointLosses(
@@ -257,15 +255,17 @@ class Horizon(Policy):
         factors = [state.value for state in self._states]
         began, mean = self._clock.began, self._numbered(self._trail.mean.tensors)
         decisions, events, went_back = self._act(seen.step, windows)
+        retreated, self.improves = False, True
         if not went_back and losses.measured and not losses.judged:
             self.incumbent.start(began, losses, mean)
         elif not went_back and losses.judged:
             end = self._numbered(self._trail.weights) if seen.step == seen.total_steps else None
             self.incumbent.offer(seen.step, losses, mean, end)
             rises = any(decision.action in ("up", "scale") for decision in decisions)
-            self.incumbent.count(seen.step, factors, rises=rises)
+            self.incumbent.count(seen.step, factors, rises=rises, moved=seen.explained != 0)
+            self.improves = self.incumbent.improves
             if self._clock.searching and self.incumbent.leads_back:
-                events, went_back = (*events, self._retreat(seen.step)), True
+                events, retreated = (*events, self._retreat(seen.step)), True
             elif self.stalled:
                 events = (*events, f"nothing has improved since step {self.incumbent.improved_at}")
         if self._clock.searching and self._curve.descends:
@@ -275,33 +275,34 @@ class Horizon(Policy):
         self._take_factors()
         records = tuple(b.record(delta=b.axis.base - b.base) for b in before)
         horizon = tuple(map(record_of, self._scopes.names(), decisions, windows))
-        return Decided(records, horizon=horizon, events=(*doubts, *events), went_back=went_back)
+        how = Decided(records, horizon=horizon, events=(*doubts, *events), void=went_back)
+        return replace(how, went_back=went_back or retreated)
 
     def _numbered(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
         return dict(zip(self._trail.numbers, values, strict=True))
 
     def _retreat(self, step: int) -> str:
-        """To the best weights, with a smaller factor, or with time enough to the beginning; the steps taken
-        are spent."""
+        """To the best weights, or with time enough to the beginning, with a smaller factor, unless something
+        else has been moved since that may do better; the steps taken are spent."""
+        improved, slower = self.incumbent.improved_at, not self.incumbent.others_moved
         anew = self.incumbent.may_begin_anew(step, self._clock.origin, self._clock.total_steps)
         if self._way_back.exists and anew:
-            return self._begin_anew(step)
+            self._begin_anew(step, slower=slower)
+            return told_retreat(improved, anew=True, slower=slower)
         with self._context.regularisers_off():
             of_step = self.incumbent.go_back_()
-        self._states = [self._controller.retreat(state) for state in self._states]
+        self._states = [self._controller.retreat(state, slower=slower) for state in self._states]
         self._trail.stand()
         self._previous_middle = [float(step) for _ in self._previous_middle]
-        return f"nothing better since step {of_step}: back to those weights, learning rate times 0.33"
+        return told_retreat(of_step, anew=False, slower=slower)
 
-    def _begin_anew(self, step: int) -> str:
-        improved = self.incumbent.improved_at
+    def _begin_anew(self, step: int, *, slower: bool) -> None:
         self._way_back.to_beginning()
         self.incumbent.begin_anew()
-        first, at_best = self._first_factors(), self.incumbent.factors
-        self._states = list(map(self._controller.restart, first, at_best))
+        pairs = zip(self._first_factors(), self.incumbent.factors, strict=True)
+        self._states = [self._controller.restart(*pair, slower=slower) for pair in pairs]
         self._clock.origin = step
         self.start(step)
-        return f"nothing better since step {improved}: from the beginning, below a third of the learning rate"
 
     def _act(
         self, step: int, windows: Sequence[Window]

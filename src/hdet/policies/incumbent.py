@@ -23,6 +23,8 @@ _ANEW = 1.5
 _YOUTH, _YOUNG_STEPS = 0.15, 200
 #: A third of a third of the learning rate is slow enough.
 _RESTARTS = 2
+#: For so many windows others may try to mend what has stopped improving, before training goes back.
+_WAIT = 4
 
 
 class Incumbent:
@@ -41,6 +43,8 @@ class Incumbent:
         self.remembers = remembers
         self.apart = apart
         self._idle = self._retreats = self._restarts = 0
+        #: For how many windows it has waited for others, and whether they moved since the best was found.
+        self._waited, self.others_moved, self._waits = 0, False, False
         #: What this search has come to, since it began, or began anew; the keeper knows all of them.
         self._search = keeper.choice
         #: The factors that led to its best.
@@ -82,9 +86,9 @@ class Incumbent:
         """The step of this search's last improvement beyond the error."""
         return self._search.improved_at
 
-    def count(self, step: int, factors: Sequence[float], *, rises: bool) -> None:
-        """A window more, that ran with these ``factors``; where the learning rate still rises, an improvement
-        may yet come."""
+    def count(self, step: int, factors: Sequence[float], *, rises: bool, moved: bool = False) -> None:
+        """A window more, that ran with these ``factors``; where the learning rate still rises, or something
+        else was ``moved`` for it, an improvement may yet come."""
         if self._search.kept is not None and self._search.kept.step == step:
             self.factors = list(factors)
         if self.keeper.choice.improved_at == step:
@@ -94,22 +98,31 @@ class Incumbent:
             self._idle = 0
         elif not rises:
             self._idle += 1
+        self._waits = self._lost and moved and self._waited < _WAIT
+        self._waited = 0 if self._search.improved_at == step else self._waited + self._waits
+        self.others_moved = self._search.improved_at != step and (self.others_moved or moved)
 
     @property
     def _lost(self) -> bool:
         return self._search.behind >= _BEHIND or self._idle >= _IDLE
 
     @property
+    def improves(self) -> bool:
+        """Whether the last window was better than all before, or nothing has been learnt yet."""
+        return self._idle == 0 and self._search.behind == 0
+
+    @property
     def leads_back(self) -> bool:
         """Whether the best weights are a better place to go on from, at a smaller learning rate."""
         if self._patience is None or not self.remembers or not self.keeper.keeps:
             return False
-        return self._lost and self._retreats < self._patience
+        return self._lost and not self._waits and self._retreats < self._patience
 
     @property
     def stalled(self) -> bool:
         """Whether going back has not helped for longer than patience lasts."""
-        return self._patience is not None and self._lost and self._retreats >= self._patience
+        exhausted = self._patience is not None and self._retreats >= self._patience
+        return exhausted and self._lost and not self._waits
 
     def may_begin_anew(self, step: int, began: int, total_steps: int | None) -> bool:
         """Whether a slower search from the beginning, instead of from the best weights, may come to more.
@@ -132,7 +145,12 @@ class Incumbent:
         """The best weights stay kept; windows are compared with those of the new search alone."""
         self.forget()
         self._search = Choice()
-        self._idle, self._retreats, self._restarts = 0, self._retreats + 1, self._restarts + 1
+        self._restarts += 1
+        self._gone_back()
+
+    def _gone_back(self) -> None:
+        self._idle, self._retreats = 0, self._retreats + 1
+        self._waited, self.others_moved, self._waits = 0, False, False
 
     def go_back_(self) -> int:
         """Write the best weights into the model; the step they are of."""
@@ -142,13 +160,14 @@ class Incumbent:
         self._search = self.keeper.choice = replace(self.keeper.choice, behind=0)
         # Deployed with running statistics, its losses are not those that windows are compared by.
         self.previous = self.keeper.measure_together() if self.apart else list(kept.losses)
-        self._idle, self._retreats = 0, self._retreats + 1
+        self._gone_back()
         return kept.step
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the best weights."""
         return {
             "counts": [self._idle, self._retreats, self._restarts],
+            "others": [self._waited, self.others_moved, self._waits],
             "losses": [self.previous, self.best],
             "keeper": self.keeper.state_dict(),
             "search": {"choice": asdict(self._search), "factors": list(self.factors)},
@@ -158,6 +177,7 @@ class Incumbent:
         """Take up where :meth:`state_dict` left off."""
         self._idle, self._retreats, *restarts = state["counts"]
         self._restarts = sum(restarts)
+        self._waited, self.others_moved, self._waits = state.get("others", (0, False, False))
         losses: Sequence[list[float] | None] = state["losses"]
         self.previous, self.best = losses
         self.keeper.load_state_dict(state["keeper"])

@@ -21,6 +21,7 @@ __all__ = [
     "refuse_lost",
     "refuse_other_scope",
     "say_early_descent",
+    "told_retreat",
     "what_rose",
 ]
 
@@ -100,6 +101,13 @@ def refuse_lost(window: Window, where: str, tried: str) -> None:
         "from here on, and that the probe's batches are of the kind that is trained on; finish_() writes the "
         "best weights seen into the model"
     )
+
+
+def told_retreat(step: int, *, anew: bool, slower: bool) -> str:
+    """That training went back, and where to."""
+    where = "from the beginning" if anew else "back to those weights"
+    rate = ", below a third of the learning rate" if anew else ", learning rate times 0.33"
+    return f"nothing better since step {step}: {where}{rate if slower else ', at what was moved since'}"
 
 
 def never_moved(where: str, times: int) -> RuntimeError:

@@ -73,7 +73,7 @@ def explored(model: nn.Module, criterion: nn.Module) -> Sequence[Explorable]:
     else:
         smoothing = Hyperparameter(
             "label_smoothing",
-            lambda: criterion.label_smoothing,  # type: ignore[arg-type, return-value]
+            lambda: criterion.label_smoothing,
             lambda value: setattr(criterion, "label_smoothing", value),
             bounds=bounds["label_smoothing"],
             off=0.0,
