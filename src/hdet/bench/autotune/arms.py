@@ -72,7 +72,7 @@ def _trials(arena: Arena) -> list[Row]:
     if run.arm == LONG:
         return single(arena, DEFAULTS, 0, runs=run.members)
     if run.arm == RANDOM:
-        return single(arena, next(islice(drawn(run.seed), run.number, None)), run.number)
+        return single(arena, next(islice(drawn(run.seed, run.task), run.number, None)), run.number)
     if run.arm == SWEEP:
         return single(arena, sobol(run.number), run.number)
     return populate(arena) if run.arm in (PBT, PB2) else tpe(arena)

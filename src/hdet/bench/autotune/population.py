@@ -59,7 +59,7 @@ class Population:
         experiment = needed("ray.tune.experiment")
         self._of_logarithms = arena.run.arm == PB2
         self._scheduler = _pb2() if self._of_logarithms else _pbt()
-        settings = list(islice(drawn(arena.run.seed), arena.run.members))
+        settings = list(islice(drawn(arena.run.seed, arena.run.task), arena.run.members))
         self.members = [arena.training(number, setting) for number, setting in enumerate(settings)]
         #: Of each member, whom it was a copy of, part by part, where it became one.
         self.parents: list[list[list[int]]] = [[] for _ in settings]

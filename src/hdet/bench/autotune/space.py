@@ -81,9 +81,12 @@ def clipped(setting: Setting) -> Setting:
     return Setting(*(RANGES[part.name].clip(getattr(setting, part.name)) for part in fields(setting)))
 
 
-def drawn(seed: int) -> Iterator[Setting]:
-    """Settings at random, without end: those of random search, and where populations begin."""
-    draw = generator(seed, "autotune settings")
+def drawn(seed: int, task: str) -> Iterator[Setting]:
+    """Settings at random, without end: those of random search, and where populations begin.
+
+    Each task has its own, so that one lucky draw is not counted as often as there are tasks.
+    """
+    draw = generator(seed, f"autotune settings {task}")
     while True:
         yield at(torch.rand(len(RANGES), generator=draw, dtype=torch.float64).tolist())
 

@@ -9,6 +9,7 @@ stands.
 from __future__ import annotations
 
 import logging
+import zlib
 from typing import Any
 
 from hdet.bench.autotune.arena import Arena, needed
@@ -78,11 +79,12 @@ def _study(optuna: Any, arena: Arena) -> Any:
         pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=SEGMENTS, reduction_factor=3)
     else:
         pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=_WARM_UP)
+    # Luck at the start is each arm's and each task's own; Hyperband deals brackets by the name, too.
+    name = f"{run.task} {run.arm} {run.seed}"
     return optuna.create_study(
-        # Hyperband deals brackets by the name.
-        study_name=f"{run.task} {run.arm} {run.seed}",
+        study_name=name,
         direction="minimize",
-        sampler=optuna.samplers.TPESampler(seed=run.seed, n_startup_trials=STARTUP),
+        sampler=optuna.samplers.TPESampler(seed=zlib.crc32(name.encode()), n_startup_trials=STARTUP),
         pruner=pruner,
     )
 

@@ -16,9 +16,9 @@ def test_the_corners_are_the_bounds() -> None:
 
 
 def test_a_seed_decides_what_is_drawn() -> None:
-    first = list(islice(drawn(3), 8))
-    assert first == list(islice(drawn(3), 8))
-    assert len({*first, *islice(drawn(4), 8)}) == 16
+    first = list(islice(drawn(3, "digits"), 8))
+    assert first == list(islice(drawn(3, "digits"), 8))
+    assert len({*first, *islice(drawn(4, "digits"), 8), *islice(drawn(3, "charlm"), 8)}) == 24
     assert all(setting == clipped(setting) for setting in first)
 
 

@@ -21,14 +21,14 @@ def test_a_long_run_is_as_long_as_so_many(arena: Arena) -> None:
 @pytest.mark.parametrize("arm", [TPE_MEDIAN, TPE_HYPERBAND])
 def test_pruned_trials_are_counted_and_free_samples_for_more(arm: str, tiny: Callable[..., Run]) -> None:
     pytest.importorskip("optuna", reason="optuna is not installed: pip install 'hdet[search]'")
-    run = tiny(arm, members=6)
+    run = tiny(arm, members=10)
     arena = Arena.of(run)
     trials = tpe(arena)
-    assert sum(trial["segments"] for trial in trials) == 6 * SEGMENTS
-    assert arena.ledger.samples == 6 * 20 * 32
+    assert sum(trial["segments"] for trial in trials) == 10 * SEGMENTS
+    assert arena.ledger.samples == 10 * 20 * 32
     pruned = [trial for trial in trials if trial["pruned"]]
     assert pruned
-    assert len(trials) > 6
+    assert len(trials) > 10
     assert all(trial["segments"] < SEGMENTS for trial in pruned)
     whole = [trial for trial in trials[:-1] if not trial["pruned"]]
     assert all(trial["segments"] == SEGMENTS for trial in whole), "only the last one ends with the budget"
