@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["recomputed", "run", "table"]
 
 _TIMEOUT_SECONDS = 3600.0
-_QUICK = Plan(("digits",), seeds=1, members=2, swept=4, confirmed=0, steps=30)
+_QUICK = Plan(("digits",), seeds=1, members=4, swept=4, confirmed=0, steps=60)
 _SETTING = tuple(RANGES)
 #: What the JSON file keeps of every run.
 _HEADER = (
@@ -63,7 +63,7 @@ def run(
     """Run what is not in ``rows`` yet, and make the table of all that is; the result is plain JSON.
 
     Args:
-        quick: one task, two members, tiny; kept in memory unless ``rows`` is given.
+        quick: one task, four members, tiny; kept in memory unless ``rows`` is given.
         scale: ``"cpu"`` or ``"gpu"``, the size of the tasks; that of the device if None.
         problems: names from :data:`hdet.bench.autotune.tasks.TASKS`; all if None.
         seeds: how many.

@@ -24,7 +24,7 @@ def test_quick_runs_from_end_to_end_and_goes_on_where_it_was_stopped(tmp_path: P
     assert {DEFAULT, LONG, RANDOM} <= {line["arm"] for line in task["arms"]}
     spent = {line["arm"]: line["runs_spent"] for line in task["arms"]}
     assert spent.pop(DEFAULT) == 1
-    assert set(spent.values()) == {2}
+    assert set(spent.values()) == {4}
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert recomputed(result) == result
     view = shown(table(result))
@@ -50,7 +50,7 @@ def test_arms_that_cannot_be_run_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert result["left_out"].keys() == set(ARMS) - {RANDOM}
     assert "without PBT: it is not here" in told
     assert "without PBT: it is not here" in shown(table(result))
-    assert result["missing_runs"] == 2 + 4
+    assert result["missing_runs"] == 4 + 4
 
 
 def test_an_unknown_task_is_refused() -> None:
