@@ -66,7 +66,7 @@ def refused(rank: int, how: str) -> tuple[Answer, tuple[float, float], int]:
             "too many",
             4,
             "ValueError",
-            ["at most 1", "got 2 (dropout, label_smoothing)", "more replicas"],
+            ["at most 1", "got 2 (dropout, label_smoothing)", "use 3 replicas"],
         ),
         ("orthogonal", 3, "ValueError", ["got 3", "use 2 replicas (or arms)", "design='permutation'"]),
         ("word", 2, "ValueError", ["gradients must be 'all', 'none' or an hdet.Arms", "'some'"]),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hdet
 from hdet.controllers import HorizonController, RegressionController
 from hdet.engine.cycle import Cycle
-from hdet.policies import Beside, Horizon, Policy
+from hdet.policies import Beside, Horizon, Policy, Regression
 from hdet.replicas import replicas_of
 from hdet.replicas.launch import LocalProcesses
 from hdet.schedules import DrawnShape, WarmStableDecay, Windows
@@ -173,6 +173,12 @@ def test_removing_one_changes_nothing_of_what_the_others_are_dealt(
 # ---------------------------------------------------------------------- no policy claims what another did
 
 
+class Always(Beside):
+    """Every window decides."""
+
+    move = Regression.move
+
+
 class World(nn.Module):
     """A weight that moves by the learning rate in each step, and a value that nobody trains."""
 
@@ -205,7 +211,7 @@ def claimed(rank: int, rate_from: int, dial_from: int) -> list[tuple[float, floa
     dial = hdet.Hyperparameter("dial", lambda: world.dial, write, scale="linear", spread=0.1, bounds=(0, 1e3))
     cycle = Cycle(
         optimizer,
-        [horizon, Beside([dial], horizon, RegressionController(memory=0.0))],
+        [horizon, Always([dial], horizon, RegressionController(memory=0.0))],
         replicas_of("Cycle", optimizer, model=world, process_group=None),
         schedule=DrawnShape(optimizer, WarmStableDecay.of(200)),
         total_steps=200,

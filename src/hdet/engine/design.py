@@ -129,7 +129,7 @@ def in_turn(size: int, names: Sequence[str], *, seed: int, round: int) -> list[t
     """For one replica: the rows of an orthogonal design, one round after the other, then those of the next.
 
     >>> [in_turn(1, ["a"], seed=0, round=k)[0][0] for k in range(8)]
-    [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, -1.0, 1.0]
+    [-1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
     """
     if size != 1:
         raise ValueError(f"in turn: values are tried in turn by one replica, got {size}; use 'orthogonal'")
