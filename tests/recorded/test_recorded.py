@@ -71,10 +71,10 @@ def resumed(rank: int, name: str, folder: str = ".") -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((HERE / "before").glob("*.pt"))])
 def test_a_state_saved_before_there_were_policies_loads(ranks: LocalProcesses, name: str) -> None:
-    """``before`` holds such states. Their horizon judged by another rule, so that what follows is
-    another run; everything else goes on as it went then."""
+    """``before`` holds such states. Their horizon judged by another rule, and a regression's values were dealt
+    otherwise, so that what follows is another run; everything else goes on as it went then."""
     scenario = SCENARIOS[name]
-    by_horizon = name.startswith("auto_lr") or "horizon" in name
+    otherwise = name.startswith("auto_lr") or "horizon" in name or name == "regression"
     results = ranks.run(resumed, name, "before", size=scenario.ranks, timeout=120)
     whole = parsed(RECORDED["runs"][name]["records"])
     for result in results:
@@ -82,7 +82,7 @@ def test_a_state_saved_before_there_were_policies_loads(ranks: LocalProcesses, n
         assert found[-1]["step"] == whole[-1]["step"]
         assert all(math.isfinite(float.fromhex(total)) for total in result["weights"])
         assert result["weights"] == results[0]["weights"]
-        if not by_horizon:
+        if not otherwise:
             rest = [line for line in whole if line["step"] > scenario.stop_at]
             found[0]["distance_predicted"] = rest[0]["distance_predicted"]
             assert found == near(rest)
