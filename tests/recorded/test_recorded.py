@@ -71,8 +71,8 @@ def resumed(rank: int, name: str, folder: str = ".") -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((HERE / "before").glob("*.pt"))])
 def test_a_state_saved_before_there_were_policies_loads(ranks: LocalProcesses, name: str) -> None:
-    """``before`` holds such states. Their horizon judged by another rule, and a regression's values were dealt
-    otherwise, so that what follows is another run; everything else goes on as it went then."""
+    """``before`` holds such states. Their horizon judged by another rule, and a regression's values were
+    dealt otherwise, so that what follows is another run; everything else goes on as it went then."""
     scenario = SCENARIOS[name]
     otherwise = name.startswith("auto_lr") or "horizon" in name or name == "regression"
     results = ranks.run(resumed, name, "before", size=scenario.ranks, timeout=120)
