@@ -51,3 +51,10 @@ def test_stacked() -> None:
     assert [int(line.split()[1]) for line in lines] == list(range(20, 201, 20))
     losses = [float(line.split()[3]) for line in lines]
     assert losses[-1] < losses[0]
+
+
+def test_auto_tune() -> None:
+    *rounds, last = run("auto_tune.py")
+    assert {"lr/0", "weight_decay", "dropout", "label_smoothing"} <= set(rounds[-1].split())
+    # At AdamW's defaults the same loop, without an end, learns the wrong labels by heart.
+    assert float(last.split()[-1]) < 1.3
