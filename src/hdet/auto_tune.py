@@ -6,7 +6,6 @@ regression moves everything else by what replicas that differ in it come to.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -27,8 +26,6 @@ from hdet.search import Search
 from hdet.weights.room import Where
 
 __all__ = ["AutoTune"]
-
-logger = logging.getLogger("hdet")
 
 
 class AutoTune(Search):
