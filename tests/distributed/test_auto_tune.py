@@ -264,3 +264,29 @@ def test_the_horizon_comes_first() -> None:
     policies: list[Policy] = [Beside([hdet.WeightDecay()], horizon, RegressionController()), horizon]
     with pytest.raises(ValueError, match="the horizon must come first"):
         Cycle(optimizer, policies, replicas_of("Cycle", optimizer), total_steps=200)
+
+
+def in_arms(rank: int) -> tuple[list[str], Tensor, list[tuple[float, ...]]]:
+    torch.manual_seed(0)
+    model, criterion = classifier.Classifier(), nn.CrossEntropyLoss()
+    arms = hdet.Arms(2)
+    net = arms.wrap(model, broadcast_buffers=False)
+    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.1)
+    probe = classifier.probe_of(net, criterion, rank)
+    tune = hdet.AutoTune(optimizer, [hdet.Dropout(net)], probe=probe, total_steps=120, gradients=arms)
+    records = []
+    for step in range(120):
+        classifier.advance(net, criterion, optimizer, rank, step)
+        if record := tune.step():
+            records.append(replace(record, milliseconds=0.0))
+    values = [h.values for r in records for h in r.hyperparameters if h.name == "dropout"]
+    return [record.to_json() for record in records], flat(model), values
+
+
+def test_arms_of_several_ranks_are_one_replica_each(ranks: LocalProcesses) -> None:
+    first, *others = ranks.run(in_arms, size=RANKS, timeout=120)
+    for records, weights, _ in others:
+        assert records == first[0]
+        assert torch.equal(weights, first[1])
+    assert all(len(values) == 2 for values in first[2])
+    assert any(len(set(values)) == 2 for values in first[2])
