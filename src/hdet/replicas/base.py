@@ -26,8 +26,6 @@ class Replicas(ABC):
     gradients: Literal["all", "none"] | None = None
     #: What this process has sent to others since it began, where a ring is how sums travel.
     sent_bytes: int = 0
-    #: Whether :meth:`scatter_bytes` and :meth:`gather_bytes` are there.
-    sends_bytes: bool = False
 
     @abstractmethod
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
@@ -46,14 +44,6 @@ class Replicas(ABC):
 
         Integer buffers cannot be averaged: they become their maximum, and a difference is reported.
         """
-
-    def scatter_bytes(self, rows: Tensor) -> Tensor:
-        """Row r goes to replica r; what comes back has a row from each of them. A collective."""
-        raise NotImplementedError(f"{type(self).__name__}.scatter_bytes")
-
-    def gather_bytes(self, row: Tensor) -> Tensor:
-        """Everybody's row of bytes, all of one length, in order of rank. A collective."""
-        raise NotImplementedError(f"{type(self).__name__}.gather_bytes")
 
     def buffers_of(self, model: nn.Module | None) -> list[Tensor]:
         """What the replicas hold beside parameters."""

@@ -12,7 +12,7 @@ many rounds is that of the exact values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,15 +25,18 @@ __all__ = ["CompressedMean", "Post"]
 BUCKET_VALUES = 4 << 20
 
 
+@runtime_checkable
 class Post(Protocol):
-    """How bytes get to other replicas."""
+    """How bytes get to other replicas, where they are processes of their own."""
 
     rank: int
     size: int
 
-    def scatter_bytes(self, rows: Tensor) -> Tensor: ...
+    def scatter_bytes(self, rows: Tensor) -> Tensor:
+        """Row r goes to replica r; what comes back has a row from each of them. A collective."""
 
-    def gather_bytes(self, row: Tensor) -> Tensor: ...
+    def gather_bytes(self, row: Tensor) -> Tensor:
+        """Everybody's row of bytes, all of one length, in order of rank. A collective."""
 
 
 class CompressedMean:

@@ -31,8 +31,6 @@ class ProcessReplicas(Replicas):
         patience: the longest wait for another rank before an error.
     """
 
-    sends_bytes = True
-
     def __init__(
         self,
         group: dist.ProcessGroup | None,
@@ -108,6 +106,7 @@ class ProcessReplicas(Replicas):
         return _Patient(self, cast("dist.Work", work), tensor.is_cpu)
 
     def scatter_bytes(self, rows: Tensor) -> Tensor:
+        """Row r goes to rank r; what comes back has a row from each of them."""
         leaving = rows.to(self._device)
         arrived = torch.empty_like(leaving)
         self.sent_bytes += leaving.numel() * (self.size - 1) // self.size
@@ -117,6 +116,7 @@ class ProcessReplicas(Replicas):
         return arrived.to(rows.device)
 
     def gather_bytes(self, row: Tensor) -> Tensor:
+        """Everybody's row, in order of rank."""
         leaving = row.to(self._device)
         arrived = torch.empty(self.size, row.numel(), dtype=row.dtype, device=self._device)
         self.sent_bytes += leaving.numel() * (self.size - 1)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from hdet.replicas import Replicas, local
 from hdet.replicas.averaging import distinct_tensors, flat_pieces
-from hdet.replicas.compressed import CompressedMean
+from hdet.replicas.compressed import CompressedMean, Post
 from hdet.weights.nesterov import apart, nesterov_, outer_gradient, wide
 from hdet.weights.parameters import trained_parameters
 from hdet.weights.room import copy_into, room_for, settled
@@ -107,7 +107,7 @@ class OuterStep:
 
     def bind(self, caller: str, optimizer: Optimizer, replicas: Replicas, values: Values, arm: int) -> None:
         """Where it acts; ``values`` tells what is explored, ``arm`` whose are this replica's."""
-        if self.settings.compress is not None and replicas.size > 1 and not replicas.sends_bytes:
+        if self.settings.compress is not None and replicas.size > 1 and not isinstance(replicas, Post):
             raise TypeError(
                 f"{caller}: compress={self.settings.compress!r} is for replicas in processes of their own, "
                 f"got {type(replicas).__name__}, between which nothing travels; leave compress out"
@@ -193,6 +193,7 @@ class OuterStep:
         first = self._packed is None and self._unsent is None
         if self._packed is None or self._packed.lengths != lengths:
             device = next(iter(pieces.values())).device if pieces else torch.device("cpu")
+            assert isinstance(self._replicas, Post), "bind has refused any other"
             self._packed = CompressedMean(lengths, device, self._replicas)
             if self._unsent is not None:
                 self._packed.load_state_dict(self._unsent)
