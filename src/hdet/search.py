@@ -23,7 +23,7 @@ from hdet.engine.agreement import check_together
 from hdet.engine.cycle import Cycle
 from hdet.engine.design import Design
 from hdet.engine.gradients import Gradients
-from hdet.engine.in_turn import InTurn
+from hdet.engine.one_search import OneSearch
 from hdet.engine.optimizers import JointOptimizer, parts_of
 from hdet.history import SyncRecord
 from hdet.hyperparameters import LearningRate
@@ -138,7 +138,7 @@ class Search(LRScheduler):
         self._said_late_group = self._said_finished = False
         self._plain = not any(isinstance(group["lr"], Tensor) for group in groups)
         kinds = " and ".join(type(part).__name__ for part in self.optimizers)
-        self._turn = InTurn(self._name, probe.model, kinds)
+        self._only = OneSearch(self._name, probe.model, kinds)
         self._verdict = Verdict(self._name)
         for said in doubts:
             logger.warning("%s: %s", self._name, said)
@@ -156,7 +156,7 @@ class Search(LRScheduler):
         if self.finished and self.steps != self._budget:
             self._say_finished()
             return None
-        self._turn.step()
+        self._only.step()
         try:
             record = self._cycle.step(loss)
             if record is not None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from hdet import AutoLR
-from hdet.engine.in_turn import InTurn
+from hdet.engine.one_search import OneSearch
 from tests.unit.training import X, network, probe_of, squared, train
 
 
@@ -45,8 +45,8 @@ def test_a_search_begun_anew_is_not() -> None:
 
 def test_other_models_and_searches_that_are_gone_are_no_obstacle() -> None:
     first, second = nn.Linear(1, 1), nn.Linear(1, 1)
-    a, b = InTurn("x", first, "A"), InTurn("x", second, "B")
-    gone = InTurn("x", first, "C")
+    a, b = OneSearch("x", first, "A"), OneSearch("x", second, "B")
+    gone = OneSearch("x", first, "C")
     for _ in range(3):
         a.step()
         b.step()
@@ -63,7 +63,7 @@ def test_a_model_in_ddp_is_the_model() -> None:
             self.module = module
 
     model = nn.Linear(1, 1)
-    a, b = InTurn("x", model, "Muon"), InTurn("x", Wrapper(model), "AdamW")
+    a, b = OneSearch("x", model, "Muon"), OneSearch("x", Wrapper(model), "AdamW")
     a.step()
     b.step()
     with pytest.raises(RuntimeError, match="two step on Linear in turn, of Muon and of AdamW"):

@@ -10,13 +10,13 @@ import weakref
 
 from torch import nn
 
-__all__ = ["InTurn"]
+__all__ = ["OneSearch"]
 
 #: Who stepped last on a model, and who before. Not kept at the model, which is pickled and copied.
-_STEPPED: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[InTurn]]] = weakref.WeakKeyDictionary()
+_STEPPED: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[OneSearch]]] = weakref.WeakKeyDictionary()
 
 
-class InTurn:
+class OneSearch:
     """One search's place among those that step on a model.
 
     Args:
