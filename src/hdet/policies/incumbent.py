@@ -23,8 +23,6 @@ _ANEW = 1.5
 _YOUTH, _YOUNG_STEPS = 0.15, 200
 #: A third of a third of the learning rate is slow enough.
 _RESTARTS = 2
-#: For so many windows others may try to mend what has stopped improving, before training goes back.
-_WAIT = 4
 
 
 class Incumbent:
@@ -43,8 +41,8 @@ class Incumbent:
         self.remembers = remembers
         self.apart = apart
         self._idle = self._retreats = self._restarts = 0
-        #: For how many windows it has waited for others, and whether they moved since the best was found.
-        self._waited, self.others_moved, self._waits = 0, False, False
+        #: Whether others have moved anything since the best was found.
+        self.others_moved = False
         #: What this search has come to, since it began, or began anew; the keeper knows all of them.
         self._search = keeper.choice
         #: The factors that led to its best.
@@ -98,8 +96,6 @@ class Incumbent:
             self._idle = 0
         elif not rises:
             self._idle += 1
-        self._waits = self._lost and moved and self._waited < _WAIT
-        self._waited = 0 if self._search.improved_at == step else self._waited + self._waits
         self.others_moved = self._search.improved_at != step and (self.others_moved or moved)
 
     @property
@@ -116,13 +112,13 @@ class Incumbent:
         """Whether the best weights are a better place to go on from, at a smaller learning rate."""
         if self._patience is None or not self.remembers or not self.keeper.keeps:
             return False
-        return self._lost and not self._waits and self._retreats < self._patience
+        return self._lost and self._retreats < self._patience
 
     @property
     def stalled(self) -> bool:
         """Whether going back has not helped for longer than patience lasts."""
         exhausted = self._patience is not None and self._retreats >= self._patience
-        return exhausted and self._lost and not self._waits
+        return exhausted and self._lost
 
     def may_begin_anew(self, step: int, began: int, total_steps: int | None) -> bool:
         """Whether a slower search from the beginning, instead of from the best weights, may come to more.
@@ -149,8 +145,7 @@ class Incumbent:
         self._gone_back()
 
     def _gone_back(self) -> None:
-        self._idle, self._retreats = 0, self._retreats + 1
-        self._waited, self.others_moved, self._waits = 0, False, False
+        self._idle, self._retreats, self.others_moved = 0, self._retreats + 1, False
 
     def go_back_(self) -> int:
         """Write the best weights into the model; the step they are of."""
@@ -167,7 +162,7 @@ class Incumbent:
         """Numbers, and the best weights."""
         return {
             "counts": [self._idle, self._retreats, self._restarts],
-            "others": [self._waited, self.others_moved, self._waits],
+            "others_moved": self.others_moved,
             "losses": [self.previous, self.best],
             "keeper": self.keeper.state_dict(),
             "search": {"choice": asdict(self._search), "factors": list(self.factors)},
@@ -177,7 +172,7 @@ class Incumbent:
         """Take up where :meth:`state_dict` left off."""
         self._idle, self._retreats, *restarts = state["counts"]
         self._restarts = sum(restarts)
-        self._waited, self.others_moved, self._waits = state.get("others", (0, False, False))
+        self.others_moved = state.get("others_moved", False)
         losses: Sequence[list[float] | None] = state["losses"]
         self.previous, self.best = losses
         self.keeper.load_state_dict(state["keeper"])

@@ -1,4 +1,4 @@
-"""Regression beside a horizon: which windows decide, and how long the horizon waits for what they move."""
+"""Regression beside a horizon: which windows decide, and what the horizon does with what they moved."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_in_turn_what_was_undone_is_compared_with_nothing() -> None:
     assert policy.state_dict()["block"] == []
 
 
-# ---------------------------------------------------------------------- how long the horizon waits
+# ---------------------------------------------------------------------- what the horizon does with it
 
 
 def incumbent() -> Incumbent:
@@ -168,20 +168,20 @@ def windows_until_back(*, moved: bool) -> int:
     raise AssertionError("it never went back")
 
 
-def test_it_waits_for_others_who_move_but_not_for_ever() -> None:
-    assert windows_until_back(moved=False) == 2
-    assert windows_until_back(moved=True) == 2 + 4
+def test_it_goes_back_as_soon_whether_others_move_or_not() -> None:
+    """What they moved is tried from the best weights: from those that overfit it seldom leads anywhere."""
+    assert windows_until_back(moved=False) == windows_until_back(moved=True) == 2
 
 
-def test_an_improvement_ends_the_waiting() -> None:
+def test_after_an_improvement_nothing_has_been_moved_since_the_best() -> None:
     best = incumbent()
-    for step, loss in ((0, 3.0), (10, 2.0), (20, 1.0), (30, 1.5), (40, 1.5), (50, 1.5), (60, 0.5)):
+    for step, loss in ((0, 3.0), (10, 2.0), (20, 1.0), (30, 1.5), (40, 0.5), (50, 1.5)):
         offer(best, step, loss, moved=True)
-        assert best.improves == (loss in (3.0, 2.0, 1.0, 0.5))
-    assert not best.others_moved
+        assert best.improves == (loss != 1.5)
+        assert best.others_moved == (loss == 1.5)
     again = incumbent()
     again.load_state_dict(best.state_dict())
-    assert again.state_dict()["others"] == best.state_dict()["others"] == [0, False, False]
+    assert again.others_moved
 
 
 def test_who_goes_back_to_try_what_others_moved_is_not_slower() -> None:
