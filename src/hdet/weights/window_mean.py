@@ -3,6 +3,7 @@ deploy."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -30,6 +31,7 @@ class WindowMean:
         self._stride = self._left = 1
         self.count = 0
         self._aside: dict[int, Tensor] = {}
+        self._halved = False
         self._look()
 
     def begin(self, steps: int) -> None:
@@ -54,25 +56,27 @@ class WindowMean:
         self._left -= 1
         if self._left % self._stride:
             return
-        now = self._seen
-        if self._narrow:
-            now = [w.to(m.dtype) for w, m in zip(self._seen, self.tensors, strict=True)]
-        if self.count:
-            self._add(self.tensors, now, self.count)
-        else:  # written over, not averaged in: what a window before has left here may not be finite
-            torch._foreach_copy_(self.tensors, now)  # no public name: see replicas/averaging.py
+        if not self.count:  # written over, not averaged in: what a window before left may not be finite
+            torch._foreach_copy_(self.tensors, self._seen)  # no public name: see replicas/averaging.py
+        elif self._narrow:  # converted on the way, without a wide copy of all weights
+            torch._foreach_mul_(self.tensors, self.count / (self.count + 1))
+            torch._foreach_add_(self.tensors, self._seen, alpha=1 / (self.count + 1))
+        else:
+            self._add(self.tensors, self._seen, self.count)
         self.count += 1
 
     @torch.no_grad()
     def swap_(self) -> None:
         """Let the mean stand where the weights are, and keep the weights here, until it is called again.
 
-        In place, tensor by tensor. What is kept with more precision than the weights have stays here, and the
-        weights are put aside meanwhile.
+        In place, tensor by tensor: nothing larger than one of them is allocated. What is kept with more
+        precision than the weights have stays here in full; the weights are in its upper halves, or aside.
         """
         for i, (weight, mean) in enumerate(zip(self._weights, self.tensors, strict=True)):
             now = weight.detach()
-            if i in self._aside:
+            if _has_halves(now, mean):
+                _exchange(now, mean, back=self._halved)
+            elif i in self._aside:
                 now.copy_(self._aside.pop(i))
             elif now.dtype != mean.dtype:
                 self._aside[i] = now.clone()
@@ -81,6 +85,7 @@ class WindowMean:
                 kept = now.clone()
                 now.copy_(mean)
                 mean.copy_(kept)
+        self._halved = not self._halved
 
     def state_dict(self) -> dict[str, object]:
         """Everything that a window in progress consists of; the tensors are not copied."""
@@ -103,3 +108,30 @@ def _wide(weight: Tensor) -> Tensor:
     """A copy with at least float32's precision."""
     narrow = weight.dtype in (torch.float16, torch.bfloat16)
     return weight.detach().to(torch.float32 if narrow else weight.dtype, copy=True)
+
+
+def _has_halves(weight: Tensor, mean: Tensor) -> bool:
+    """Whether a bfloat16 is the upper half of what its mean is kept in, and can be reached as such."""
+    if (weight.dtype, mean.dtype) != (torch.bfloat16, torch.float32) or sys.byteorder != "little":
+        return False
+    return mean.dim() > 0 and mean.stride(-1) == 1
+
+
+def _exchange(weight: Tensor, mean: Tensor, *, back: bool) -> None:
+    """Round ``mean`` to ``weight``, whose own bits go where the two then have theirs in common."""
+    halves = mean.view(torch.int16)
+    lower, upper = halves[..., 0::2], halves[..., 1::2]
+    bits = weight.view(torch.int16)
+    if back:
+        rounded = bits - _carry(bits, lower)
+        bits.copy_(upper)
+    else:
+        rounded = bits.clone()
+        bits.copy_(upper + _carry(upper, lower))
+    upper.copy_(rounded)
+
+
+def _carry(upper: Tensor, lower: Tensor) -> Tensor:
+    """1 where the lower half rounds up, and never into what is not a number."""
+    finite = (upper & 0x7F80) != 0x7F80
+    return ((lower < 0) & finite).to(torch.int16)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hdet.weights.window_mean import WindowMean
 
@@ -103,3 +106,70 @@ def test_weights_may_be_pointed_elsewhere_between_two_windows() -> None:
     mean.begin(1)
     mean.add()
     assert mean.tensors[0].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (4,), (), (0,), (2, 3, 4)])
+def test_bfloat16_weights_and_their_mean_change_places_without_a_loss(shape: tuple[int, ...]) -> None:
+    """The mean is rounded to the nearest; both come back bit for bit, and what is not finite stays so."""
+    draw = torch.Generator().manual_seed(0)
+    weights = [torch.randn(shape, generator=draw).bfloat16()]
+    mean = WindowMean(weights)
+    mean.tensors[0].copy_(
+        torch.randn(shape, generator=draw) * 10.0 ** torch.randint(-8, 8, shape, generator=draw)
+    )
+    if mean.tensors[0].dim() == 1 and mean.tensors[0].numel() > 2:
+        nan = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
+        mean.tensors[0][:3] = torch.tensor([math.inf, nan[0], nan[1]])
+    before, exact = weights[0].clone(), mean.tensors[0].clone()
+    mean.swap_()
+    torch.testing.assert_close(weights[0].float(), exact, rtol=2**-8, atol=0, equal_nan=True)
+    error = (weights[0].double() - exact.double()).abs()
+    assert bool(
+        (
+            error[error.isfinite()] <= (exact.bfloat16().double() - exact.double()).abs()[error.isfinite()]
+        ).all()
+    )
+    mean.swap_()
+    assert torch.equal(weights[0], before)
+    assert torch.equal(mean.tensors[0].view(torch.int32), exact.view(torch.int32))
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of what is made within and has not been let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        given = function(*args, **(kwargs or {}))
+        for made in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(made, Tensor) and not any(_same_memory(made, one) for one in tree_leaves(args)):
+                size = made.numel() * made.element_size()
+                self.bytes += size
+                self.peak = max(self.peak, self.bytes)
+                weakref.finalize(made, self._gone, size)
+        return given
+
+    def _gone(self, size: int) -> None:
+        self.bytes -= size
+
+
+def _same_memory(made: Tensor, given: object) -> bool:
+    return (
+        isinstance(given, Tensor) and made.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    )
+
+
+def test_averaging_and_swapping_low_precision_take_no_second_copy() -> None:
+    """Whole copies would be 2 × the weights for each iterate, and 1 × at the end of a window."""
+    weights = [torch.randn(64, 64).bfloat16() for _ in range(32)]
+    mean = WindowMean(weights)
+    mean.begin(3)
+    with Alive() as alive:
+        for _ in range(3):
+            mean.add()
+        mean.swap_()
+        mean.swap_()
+    of_one = weights[0].numel() * weights[0].element_size()
+    assert 0 < alive.peak <= 8 * of_one
