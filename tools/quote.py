@@ -15,8 +15,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hdet.bench.autotune import tables as autotune_tables
+from hdet.bench.autotune.plan import AUTOTUNE
 from hdet.bench.fan_out import command as fan_out
 from hdet.bench.hyperparameters import analysis as hyperparameters_analysis
+from hdet.bench.hyperparameters import delay
 from hdet.bench.regret.analysis import grid, misled
 from hdet.bench.regret.tables import detail, leading, matrix, unpaired_note
 from hdet.bench.replicas import command as replicas
@@ -99,6 +102,34 @@ def _autolr(result: dict[str, Any]) -> str:
             f"{row['extra_memory_in_weights']:.1f} × the weights |"
         )
     return "\n".join(lines)
+
+
+def _autotune(result: dict[str, Any]) -> str:
+    arms = [line["arm"] for line in result["tasks"][0]["arms"]]
+    names = [task["task"] for task in result["tasks"]]
+    lines = [f"| test loss (over the truth, %) | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    best = [task["truth"] for task in result["tasks"]]
+    lines.append(
+        "| the truth | " + " | ".join(_interval(one["test"], one["test_half_width"]) for one in best) + " |"
+    )
+    for arm in arms:
+        cells = []
+        for task in result["tasks"]:
+            line = next(line for line in task["arms"] if line["arm"] == arm)
+            cells.append(f"{_interval(line['test'], line['test_half_width'])} ({line['excess']:+.1f})")
+        name = f"**{arm}**" if arm == AUTOTUNE else arm
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", " ".join(autotune_tables.said(result["verdicts"]))])
+
+
+def _interval(mean: float, half: float | None) -> str:
+    return f"{mean:.3f}" + ("" if half is None else f" ± {half:.3f}")
+
+
+def _delay(result: dict[str, Any]) -> str:
+    headings, lines = delay.grid(result)
+    rows = [headings, ["---"] * len(headings), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _regret(result: dict[str, Any]) -> str:
@@ -217,7 +248,9 @@ _RENDER = {
     "step": _step,
     "regret": _regret,
     "autolr": _autolr,
+    "autotune": _autotune,
     "hyperparameters": _hyperparameters,
+    "delay": _delay,
     "lightbench": _lightbench,
     "deepobs": _deepobs,
     "feed": feed.markdown,
@@ -226,7 +259,7 @@ _RENDER = {
     "fan-out": fan_out.markdown,
     "reproduce": reproduce_text.markdown,
 }
-_OVER_SEEDS = ("regret", "hyperparameters", "replicas", "fan-out", "reproduce")
+_OVER_SEEDS = ("regret", "hyperparameters", "delay", "autotune", "replicas", "fan-out", "reproduce")
 _STATISTIC = {
     "autolr": "whole runs in the order A B B A",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds ± half of the 95 % confidence interval"),

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from hdet.bench.autotune.analysis import NEAR
+from hdet.bench.autotune.plan import AUTOTUNE, SEARCHES
 from tools.claims.rules import (
     Difference,
     Judged,
@@ -30,6 +32,7 @@ from tools.claims.rules import (
 
 __all__ = [
     "ahead_of_peers",
+    "ahead_of_searches",
     "all_at_once_beats_in_turn",
     "as_good_as_tuned",
     "averaging_beats_others",
@@ -43,6 +46,7 @@ __all__ = [
     "moves_a_few_percent",
     "near_the_sweep",
     "near_the_sweep_with_its_choice",
+    "near_the_truth",
     "never_diverges",
     "never_waits",
     "no_order",
@@ -54,6 +58,7 @@ __all__ = [
     "solves_as_ten_trials_do",
     "stacked_is_faster",
     "step_costs_little",
+    "temperature_shows_late",
     "ten_times_off_stays_off",
 ]
 
@@ -137,6 +142,43 @@ def ahead_of_peers(results: Results) -> Judged:
         places.append(Place(f"{machine_of(result)}: ahead in {of - behind} of {of} comparisons", behind == 0))
         places.append(Place("", 2 * behind < of))
     return at_places(places)
+
+
+def ahead_of_searches(results: Results) -> Judged:
+    """A search counts if AutoTune's mean test loss is below it on two thirds of the tasks."""
+    (result,) = results.values()
+    found = result["verdicts"]["autotune_ahead_of"]
+    return at_places(
+        Place(
+            f"{arm} on {found[arm]['ahead']} of {found[arm]['of']}",
+            3 * found[arm]["ahead"] >= 2 * found[arm]["of"],
+        )
+        for arm in SEARCHES
+        if arm in found
+    )
+
+
+def near_the_truth(results: Results) -> Judged:
+    """A task counts if AutoTune's excess over the sweep's best is at most 3 %."""
+    (result,) = results.values()
+    places = []
+    for task in result["tasks"]:
+        excess = next((line["excess"] for line in task["arms"] if line["arm"] == AUTOTUNE), None)
+        if excess is not None:
+            places.append(Place(f"{task['task']} {signed(excess, '.1f')} %", excess <= NEAR))
+    return at_places(places)
+
+
+def temperature_shows_late(results: Results) -> Judged:
+    """A value counts if after 25 steps it does not look better than staying, by the interval over seeds."""
+    (result,) = results.values()
+    places = []
+    for row in result["rows"]:
+        at = row["after"].index(25) if 25 in row["after"] else None
+        if at is not None and row["half_width"][at] is not None:
+            mean, half = row["mean"][at], row["half_width"][at]
+            places.append(Place(f"{row['value']:g}: {signed(mean, '.3f')} ± {half:.3f}", mean + half >= 0))
+    return at_places(headed(f"after 25 steps, from {result['start']:g} to", places))
 
 
 def never_diverges(results: Results) -> Judged:

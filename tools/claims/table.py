@@ -359,6 +359,24 @@ README = (
         readme.call_costs_little,
         _STEP,
     ),
+    Claim(
+        "evidence, goals",
+        "AutoTune is ahead of every search at the same samples on four of six tasks",
+        readme.ahead_of_searches,
+        ("autotune",),
+    ),
+    Claim(
+        "evidence, goals",
+        "AutoTune ends within 3 % of a sweep of ten times its samples",
+        readme.near_the_truth,
+        ("autotune",),
+    ),
+    Claim(
+        "evidence, Any scalar hyperparameter",
+        "Too low a temperature cannot be found by rounds of 25 steps: a better one does not look better yet",
+        readme.temperature_shows_late,
+        ("delay",),
+    ),
     Claim("README, What it costs", "It never waits for the device", readme.never_waits, ("step-cuda",)),
     Claim(
         "README, What it costs",

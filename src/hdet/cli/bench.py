@@ -23,6 +23,7 @@ class Benchmark(str, Enum):
     regret = "regret"
     autolr = "autolr"
     hyperparameters = "hyperparameters"
+    delay = "delay"
     feed = "feed"
     stacked = "stacked"
     replicas = "replicas"
@@ -36,6 +37,7 @@ class Benchmark(str, Enum):
 _MODULES = {
     Benchmark.regret: "hdet.bench.regret.command",
     Benchmark.hyperparameters: "hdet.bench.hyperparameters.command",
+    Benchmark.delay: "hdet.bench.hyperparameters.delay",
     Benchmark.replicas: "hdet.bench.replicas.command",
     Benchmark.fan_out: "hdet.bench.fan_out.command",
     Benchmark.deepobs: "hdet.bench.deepobs.command",

@@ -152,7 +152,8 @@ def verdicts(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         judged = [lines[arm]["excess"] for lines in by_task if arm in lines]
         judged = [excess for excess in judged if excess is not None]
         if judged:
-            near[arm] = {"near": sum(excess <= NEAR for excess in judged), "of": len(judged)}
+            within = sum(excess <= NEAR for excess in judged)
+            near[arm] = {"near": within, "of": len(judged), "excess": statistics.fmean(judged)}
     return {"autotune_ahead_of": ahead, "near_the_truth": near}
 
 

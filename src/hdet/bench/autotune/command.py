@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -139,6 +139,7 @@ def _result(plan: Plan, done: Rows, about: dict[str, Any]) -> dict[str, Any]:
     mine.sort(key=lambda pair: (plan.tasks.index(pair[0].task), pair[0].arm, pair[0].seed, pair[0].number))
     kept = [[_shown(row)[name] for name in _HEADER] for _, row in mine]
     caveats = dict.fromkeys(plan.run(task, SWEEP, 0).workload.caveat for task in plan.tasks)
+    caveats |= dict.fromkeys(_several_machines([row for _, row in mine]))
     return recomputed(
         {
             **about,
@@ -153,6 +154,18 @@ def _result(plan: Plan, done: Rows, about: dict[str, Any]) -> dict[str, Any]:
             "runs": {"header": list(_HEADER), "rows": six_digits(kept)},
         }
     )
+
+
+def _several_machines(rows: Sequence[Row]) -> Iterator[str]:
+    """Who was run where, if not all on as many cores."""
+    arms: dict[int, dict[str, None]] = {}
+    for row in rows:
+        arms.setdefault(row["processors"], {})[row["arm"]] = None
+    if len(arms) > 1:
+        where = "; ".join(
+            f"{', '.join(names)} on a machine of {n} cores" for n, names in sorted(arms.items())
+        )
+        yield f"Run on several machines, whose core-seconds cannot be compared: {where}."
 
 
 def _shown(row: Row) -> Row:

@@ -50,7 +50,10 @@ def said(verdicts: Mapping[str, Any]) -> Iterator[str]:
     if not verdicts["autotune_ahead_of"]:
         yield "AutoTune has not been run."
     for arm, one in sorted(verdicts["near_the_truth"].items(), key=lambda item: item[0] != AUTOTUNE):
-        yield f"{arm} is within {NEAR:g} % of the truth on {one['near']} of {one['of']} tasks."
+        yield (
+            f"{arm} is within {NEAR:g} % of the truth on {one['near']} of {one['of']} tasks, "
+            f"{one['excess']:+.1f} % on average."
+        )
 
 
 def _with_interval(mean: float | None, half: float | None, digits: str) -> str:

@@ -24,8 +24,8 @@ def test_the_verdicts_are_sentences() -> None:
     sentences = [*said(analyse(rows_of_two_seeds(), {"a": 100})["verdicts"])]
     assert sentences == [
         "AutoTune is ahead of PBT on 1 of 1 tasks, clearly on 1.",
-        "AutoTune is within 3 % of the truth on 1 of 1 tasks.",
-        "PBT is within 3 % of the truth on 0 of 1 tasks.",
+        "AutoTune is within 3 % of the truth on 1 of 1 tasks, +2.5 % on average.",
+        "PBT is within 3 % of the truth on 0 of 1 tasks, +15.0 % on average.",
     ]
     assert [*said({"autotune_ahead_of": {}, "near_the_truth": {}})] == ["AutoTune has not been run."]
 

@@ -81,6 +81,25 @@ def excess(*met: bool) -> dict[str, Any]:
     return {"excess": {"overall": {"autolr": {"chosen": over, "chosen_over_ends": over}}, "goals": goals}}
 
 
+def tuned(ahead: tuple[int, int] = (0, 0), excess: tuple[float, ...] = ()) -> dict[str, Any]:
+    counts = {
+        arm: {"ahead": n, "clearly": 0, "of": 6} for arm, n in zip(("random", "PBT"), ahead, strict=True)
+    }
+    tasks = [
+        {"task": f"task {k}", "arms": [{"arm": "PBT", "excess": 0.0}, {"arm": "AutoTune", "excess": one}]}
+        for k, one in enumerate(excess)
+    ]
+    return {"verdicts": {"autotune_ahead_of": counts}, "tasks": tasks}
+
+
+def delayed(*at_25: tuple[float, float | None]) -> dict[str, Any]:
+    rows = [
+        {"value": k, "after": [0, 25], "mean": [1.0, mean], "half_width": [0.1, half]}
+        for k, (mean, half) in enumerate(at_25)
+    ]
+    return {"start": 0.01, "rows": rows}
+
+
 def solved(count: int) -> dict[str, Any]:
     """Of LightBench's problems."""
     published = {"10": 62, "30": 86, "1000": 95}
@@ -207,6 +226,22 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([excess(True, True)], HOLDS),
         ([excess(True, False)], PARTLY),
         ([excess(False, False)], NOT_HERE),
+    ],
+    readme.ahead_of_searches: [
+        ([tuned(ahead=(4, 6))], HOLDS),
+        ([tuned(ahead=(4, 3))], PARTLY),
+        ([tuned(ahead=(3, 2))], NOT_HERE),
+    ],
+    readme.near_the_truth: [
+        ([tuned(excess=(3.0, -5.0))], HOLDS),
+        ([tuned(excess=(3.1, -5.0))], PARTLY),
+        ([tuned(excess=(3.1, 9.0))], NOT_HERE),
+    ],
+    readme.temperature_shows_late: [
+        ([delayed((0.1, 0.05), (-0.1, 0.2))], HOLDS),
+        ([delayed((0.1, 0.05), (-0.1, 0.05))], PARTLY),
+        ([delayed((-0.1, 0.05))], NOT_HERE),
+        ([delayed((-0.1, None))], UNTESTED),
     ],
     readme.solves_as_ten_trials_do: [
         ([solved(86)], HOLDS),
