@@ -119,9 +119,8 @@ class Cycle:
         self._explained = 0.0
         self._steps: int = first_step
         self.resume_at(first_step)
-        self._hooks = StepHooks(
-            optimizer, parts.fan_out, self._before_step, weakref.WeakMethod(self.detach), self._skips
-        )
+        before, detach = self._before_step if self._looked_at else None, weakref.WeakMethod(self.detach)
+        self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
         for doubt in parts.doubts:
             self._announcer.say_once(logging.WARNING, doubt)
 

@@ -24,6 +24,7 @@ from hdet.engine.announce import Announcer
 from hdet.engine.fan_out import FanOut
 from hdet.engine.optimizers import parts_of
 from hdet.engine.skips import Skips, skip_flag
+from hdet.weights.parameters import parameter_device
 
 __all__ = ["StepHooks", "take_over"]
 
@@ -38,7 +39,7 @@ class StepHooks:
     Args:
         optimizer: whose steps they follow.
         fan_out: this replica's own values stand in their places during a step.
-        before: called before each.
+        before: called before each; None where nobody looks at the weights.
         detach: called when another run takes the optimizer over.
         skips: keeps what fused optimizers skip.
     """
@@ -47,8 +48,8 @@ class StepHooks:
         self,
         optimizer: Optimizer,
         fan_out: FanOut,
-        before: Callable[[], object],
-        detach: weakref.WeakMethod[Callable[[], object]],
+        before: Callable[[], object] | None,
+        detach: weakref.WeakMethod[Callable[[], None]],
         skips: Skips,
     ) -> None:
         self._skips = skips
@@ -80,10 +81,12 @@ class StepHooks:
         """Whether the optimizer has stepped since :meth:`count`; of several, any: its weights have moved."""
         return any(self._taken)
 
-    def _enter(self, *_: object) -> None:
+    def _enter(self, optimizer: Optimizer, *_: object) -> None:
         if self._inside:  # an optimizer step that raised never reached its post hook
             self.leave()
-        self._before()
+        if self._before is not None:
+            _refuse_recording(optimizer)
+            self._before()
         self._inside = True
         self._fan_out.enter_step()
 
@@ -179,7 +182,7 @@ class StepHooks:
             announcer.say_once(
                 logging.WARNING,
                 f"{_TOO_MANY_CALLS} calls of step() without one of optimizer.step(): is this the optimizer "
-                "that trains? Its step hooks have not been called",
+                "that trains? Its step hooks have not been called; a CUDA graph that replays it calls none",
             )
 
 
@@ -192,9 +195,19 @@ def _opaque(hook: Callable[..., None]) -> Callable[..., None]:
     return cast("Callable[..., None]", torch.compiler.disable(called))  # type: ignore[no-untyped-call]
 
 
+def _refuse_recording(optimizer: Optimizer) -> None:
+    """A step that is replayed calls no hooks: it would not be counted, and would do again at each replay what
+    was to be done once."""
+    if parameter_device(optimizer).type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.step: a step that is counted must not be recorded in a CUDA graph, "
+            "whose replays call no step hooks; record forward and backward pass, and step outside of it"
+        )
+
+
 def take_over(optimizer: Optimizer) -> None:
     """Two runs on one optimizer would multiply each other's spread: the newest one counts."""
     for part in parts_of(optimizer):
-        detach: weakref.WeakMethod[Callable[[], object]] | None = getattr(part, "_hdet_detach", None)
+        detach: weakref.WeakMethod[Callable[[], None]] | None = getattr(part, "_hdet_detach", None)
         if detach is not None and (before := detach()) is not None:
             before()

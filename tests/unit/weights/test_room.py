@@ -1,4 +1,4 @@
-"""Optimizer state in eight bits: kept and brought back by its parts, and never averaged code by code.
+"""Copies: of optimizer state in eight bits by its parts, bit for bit; and codes are never averaged.
 
 A stand-in has the habits of torchao's (no ``empty_like``, no ``clone``, a ``.to(copy=True)`` that copies
 nothing); the libraries themselves are tried where they are installed.
