@@ -123,3 +123,44 @@ def test_accumulation_without_communication_is_accumulation(ranks: LocalProcesse
     assert held_back["ends"] == plain["ends"]
     assert held_back["lrs"] == pytest.approx(plain["lrs"], rel=1e-9)
     torch.testing.assert_close(held_back["weights"], plain["weights"], rtol=1e-9, atol=1e-12)
+
+
+def in_bfloat16(rank: int, door: str) -> dict[str, Any]:
+    """Weights, gradients and state of sixteen bits."""
+    model = DistributedDataParallel(tasks.Regression(torch.bfloat16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+
+    def loss_on(pair: Any) -> torch.Tensor:
+        return (model.module(pair[0]) - pair[1]).float().square().mean()
+
+    held_out = [tasks.batch(rank, 1000 + k, torch.bfloat16) for k in range(64)]
+    auto: Any
+    if door == "AutoLR":
+        auto = hdet.AutoLR(optimizer, probe=hdet.Probe(loss_on, held_out, model=model), total_steps=80)
+    elif door == "OneCycleAutoLR":
+        options: Any = {"ensemble_lr_spread_ratio": 0.2, "model_sync_interval": 20, "model": model}
+        auto = hdet.OneCycleAutoLR(optimizer, 0.02, total_steps=80, **options)
+    else:
+        auto = hdet.Ensemble(optimizer, [hdet.LearningRate()], sync_every=20, total_steps=80, model=model)
+    tests = [tasks.batch(0, 2000 + k, torch.bfloat16) for k in range(8)]
+    before = sum(loss_on(pair).item() for pair in tests)
+    for step in range(80):
+        optimizer.zero_grad()
+        x, y = tasks.batch(rank, step, torch.bfloat16)
+        loss = (model(x) - y).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss.detach())
+    return {
+        "weights": tasks.flat(model),
+        "dtypes": {p.dtype for p in model.parameters()},
+        "share": sum(loss_on(pair).item() for pair in tests) / before,
+    }
+
+
+@pytest.mark.parametrize("door", ["AutoLR", "OneCycleAutoLR", "Ensemble"])
+def test_weights_of_sixteen_bits_are_trained_and_averaged(ranks: LocalProcesses, door: str) -> None:
+    a, b = ranks.run(in_bfloat16, door, size=2)
+    assert torch.equal(a["weights"], b["weights"])
+    assert a["dtypes"] == {torch.bfloat16}
+    assert a["share"] < 0.8, "of the untrained loss"
