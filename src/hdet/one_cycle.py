@@ -56,8 +56,8 @@ class OneCycleAutoLR(OneCycleLR):
     ``ensemble_lr_spread_ratio=0``, the default, it *is* OneCycleLR.
 
     ``group["lr"]`` and :meth:`get_last_lr` show the base learning rate; :attr:`replica_lrs` is what this
-    replica uses. Under GradScaler a skipped step does not count, except with fused optimizers, whose
-    skipping happens on the device where the host cannot see it without waiting.
+    replica uses. Under GradScaler a skipped step does not count. Fused optimizers skip on the device: such
+    steps are read and taken back when a round is to end, which then goes on for as many.
 
     Args:
         auto_lr_warmup_steps: S_w, the first step at which auto-LR may act.

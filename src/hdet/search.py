@@ -165,9 +165,11 @@ class Search(LRScheduler):
                     self._come_down()
             return record
         finally:  # a step counts although the probe that followed it raised
-            if self._cycle.steps > before:
+            back = self._cycle.taken_back
+            if self._cycle.steps + len(back) > before:
                 if self._plain:
                     self._note(used, descents)
+                    self._found.drop(back)
                 if self.finished:
                     self._say_verdict()
 
@@ -260,7 +262,8 @@ class Search(LRScheduler):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps counted so far."""
+        """Optimizer steps counted so far; what a fused optimizer has skipped on the device is taken back when
+        the window ends."""
         return self._cycle.steps
 
     @property

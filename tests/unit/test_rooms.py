@@ -189,6 +189,8 @@ SPANNING = {
     "test_rooms.py",
     "bench/workloads/test_workloads.py",
     "cli/test_cli.py",
+    "engine/test_compiled.py",
+    "engine/test_in_place.py",
     "hyperparameters/test_bad_input.py",
     "hyperparameters/test_exploring.py",
     "hyperparameters/test_places.py",

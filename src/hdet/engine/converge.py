@@ -43,6 +43,8 @@ class Converge:
         outer: OuterStep | None = None,
     ) -> None:
         self._with_state = with_state
+        #: An optimizer makes its state in the first step: the second one finds what cannot be averaged.
+        self._looks_left = 2 if with_state else 0
         self.outer = outer
         self._replicas = replicas
         self._optimizer = optimizer
@@ -59,10 +61,14 @@ class Converge:
     @property
     def begun(self) -> bool:
         """Whether displacements are being counted."""
-        return self._gauge is not None and (self.outer is None or self.outer.begun)
+        begun = self._gauge is not None and (self.outer is None or self.outer.begun)
+        return begun and self._looks_left == 0
 
     def begin(self) -> Divergence:
         """Count displacements from the present weights, unless that has begun already."""
+        if self._looks_left:
+            self._looks_left -= 1
+            self._refuse_quantised([p for group in trained_parameters(self._optimizer) for p in group])
         if self.outer is not None:
             self.outer.begin()
         return self._begin_gauge()
@@ -140,6 +146,7 @@ class Converge:
         state: list[Tensor] = []
         buffers = self._replicas.buffers_of(self._model)
         if self._with_state:
+            self._refuse_quantised(self._parameters)
             self._compare(self._parameters)
             state = [value for parameter in self._parameters for _, value in self._kept(parameter)]
         if (home := [weight.data_ptr() for weight in weights]) != self._home:
@@ -164,6 +171,18 @@ class Converge:
             and name != "step"
         ]
 
+    def _refuse_quantised(self, parameters: Sequence[Tensor]) -> None:
+        """The mean of codes is no mean, and scales that are averaged belong to no codes."""
+        for parameter in parameters:
+            for name, value in sorted(self._optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, Tensor) and (what := _quantised(local(value))):
+                    raise RuntimeError(
+                        "converge: what the optimizer remembers must be plain floating tensors where it is "
+                        f"averaged with the weights, and {name!r} is kept as {what}; use an optimizer with "
+                        "state of 16 or 32 bits, or share gradients among all replicas (gradients='all') and "
+                        "explore nothing that acts on the state, such as momentum, betas or clipping"
+                    )
+
     def _compare(self, parameters: Sequence[Tensor]) -> None:
         """On gradients of their own, one rank may have trained a layer, and keep state for it, alone."""
         kept = [
@@ -179,3 +198,11 @@ class Converge:
                 f"keeps it on {seen}; some rank's gradient has not reached all parameters: let every layer "
                 "take part in every round, or freeze it everywhere"
             )
+
+
+def _quantised(value: Tensor) -> str:
+    """In what form, if a value is kept as codes: a tensor made of others, or one of so few bits."""
+    if hasattr(value, "__tensor_flatten__"):
+        return type(value).__name__
+    few = value.element_size() == 1 and value.dtype != torch.bool
+    return f"a tensor of {value.dtype}" if few and value.numel() > 1 else ""

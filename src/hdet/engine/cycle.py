@@ -18,13 +18,14 @@ from typing import Any, SupportsFloat
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.engine import doubts, state
+from hdet.engine import doubts, state, telling
 from hdet.engine.announce import Announcer
 from hdet.engine.design import Design
 from hdet.engine.divergence import predicted_distances
 from hdet.engine.gradients import Gradients
 from hdet.engine.parts import assemble
 from hdet.engine.schedule import Schedule
+from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
 from hdet.engine.sync import Gathered
 from hdet.engine.training_loss import TrainingLoss
@@ -109,12 +110,17 @@ class Cycle:
         self._training_loss = TrainingLoss(replicas.here)
         self._needs_loss = any(policy.needs_loss for policy in policies)
         self._following = [policy for policy in policies if policy.follows_weights]
+        self._looked_at = parts.diverges or bool(self._following)
+        self._skips = Skips(heeded=self._looked_at and not parts.sharing.own_gradients)
+        #: How many steps ago those were that this call of :meth:`step` has taken back.
+        self.taken_back: list[int] = []
         #: Steps since the replicas were one model.
         self._since_sync = 0
         self._explained = 0.0
         self._steps: int = first_step
         self.resume_at(first_step)
-        self._hooks = StepHooks(optimizer, parts.fan_out, self._before_step, weakref.WeakMethod(self.detach))
+        before, detach = self._before_step if self._looked_at else None, weakref.WeakMethod(self.detach)
+        self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
         for doubt in parts.doubts:
             self._announcer.say_once(logging.WARNING, doubt)
 
@@ -127,7 +133,7 @@ class Cycle:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps counted so far."""
+        """Optimizer steps counted so far; what a fused optimizer has skipped is taken back at a sync."""
         return self._steps
 
     @property
@@ -152,27 +158,21 @@ class Cycle:
         takes the loss; on gradients of their own, where one rank alone may skip, it counts as a step.
         Between syncs nothing waits for the device.
         """
-        looked_at = self._parts.diverges or bool(self._following)
-        if looked_at:
+        self.taken_back = []
+        if self._looked_at:
             self._hooks.check(self._caller, self._announcer, strict=bool(self._following))
         if loss is not None:
             self._training_loss.add(loss)
         elif self._needs_loss:
-            raise ValueError(
-                f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and "
-                "got loss=None; call step(loss)"
-            )
+            raise telling.without_loss(self._caller)
         # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
-        if not self._hooks.stepped and looked_at:
+        if not self._hooks.stepped and self._looked_at:
             counts = self._parts.sharing.own_gradients
             self._hooks.notice_no_step(self._announcer, counts=counts)
             if not counts:
                 return None
         if self._steps == self._total_steps:
-            raise ValueError(
-                f"{self._caller}.step: step {self._steps + 1} is beyond total_steps={self._total_steps}; "
-                "raise total_steps or stop training"
-            )
+            raise telling.beyond_the_end(self._caller, self._steps + 1, self._total_steps)
         self._hooks.count()
         self._steps += 1
         self._since_sync += 1
@@ -181,7 +181,7 @@ class Cycle:
                 self._look_ahead()
         try:
             # The sync comes before the schedule moves on: its values are those of the step just taken.
-            record = self._sync() if self._steps >= self._sync_at else None
+            record = self._sync() if self._due() else None
         except BaseException:
             for policy in self._policies:
                 policy.missed(self._steps)
@@ -210,10 +210,8 @@ class Cycle:
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
-        """Within, the base values stand everywhere: for an evaluation or a checkpoint within a round.
-
-        The weights stay this replica's own; :meth:`converge` makes them the mean.
-        """
+        """Within, the base values stand everywhere: for an evaluation or a checkpoint within a round. The
+        weights stay this replica's own; :meth:`converge` makes them the mean."""
         with self._fan_out.at_base():
             yield
 
@@ -237,11 +235,7 @@ class Cycle:
         self._hooks.remove()
         apart = self._parts.sharing.own_gradients or self._fan_out.explores
         if self._since_sync and apart and self._replicas.size > 1:
-            self._announcer.say_once(
-                logging.WARNING,
-                f"detached {self._since_sync} steps after the last sync: the replicas' weights differ; call "
-                "converge() first",
-            )
+            self._announcer.say_once(logging.WARNING, telling.detached_apart(self._since_sync))
         self._fan_out.close()
 
     def __enter__(self) -> Cycle:
@@ -267,6 +261,7 @@ class Cycle:
             "explained": self._explained,
             "loss": self._training_loss.state_dict(self._replicas.rank),
             **state.of_outer(self._parts.converge.outer),
+            **state.of_skips(self._skips, self.schedule),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -289,7 +284,8 @@ class Cycle:
         self._training_loss.load_state_dict(saved["loss"], self._replicas.rank)
         self._parts.converge.forget()
         state.load_outer(self._parts.converge.outer, saved)
-        self._hooks.count()  # a step taken before is another run's
+        self._hooks.forget()  # a step taken before is another run's
+        state.load_skips(self._skips, self.schedule, saved)
         self._begin_round()
 
     def resume_at(self, step: int) -> None:
@@ -300,6 +296,7 @@ class Cycle:
             policy.start(step)
         self._training_loss.reset()
         self._parts.converge.forget()
+        state.load_skips(self._skips, self.schedule, {})
         self._begin_round()
 
     # ------------------------------------------------------------------ a round
@@ -324,6 +321,20 @@ class Cycle:
             ends.append(self._total_steps)
         self._sync_at = min(ends, default=math.inf)
 
+    def _due(self) -> bool:
+        """Whether a window has ended, by the steps that were taken: what a fused optimizer skipped is known
+        now and taken back, so the window goes on for as many. The schedule, which has run on, waits."""
+        if self._steps < self._sync_at and self._steps != self._total_steps:
+            return False
+        self.taken_back = self._skips.take(self._caller, self._replicas, self._announcer)
+        if count := len(self.taken_back):
+            self._steps -= count
+            self._since_sync -= count
+            self.schedule.waits += count
+            for policy in self._following:
+                policy.recounted(self._steps)
+        return self._steps >= self._sync_at
+
     # ------------------------------------------------------------------ converge, decide, deal anew
 
     def _sync(self) -> SyncRecord:
@@ -334,7 +345,8 @@ class Cycle:
         predicted = tuple(math.nan for _ in gathered.losses)
         if self._parts.collinear:
             predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
-        odd = self._odd(gathered, predicted)
+        axes, own = self._fan_out.axes, self._parts.sharing.own_gradients
+        odd = doubts.after_a_round(gathered, predicted, axes, own) if self._parts.diverges else {}
         self._fan_out.stand_down()
         decided = self._decide(judging, gathered)
         if decided.went_back:
@@ -385,15 +397,3 @@ class Cycle:
         # A window that is undone is gone through again, from where it was before that move.
         self._explained = whole.explained + (self._explained if whole.went_back else 0.0)
         return whole
-
-    def _odd(self, gathered: Gathered, predicted: Sequence[float]) -> dict[str, str]:
-        if not self._parts.diverges:
-            return {}
-        found = doubts.at_a_sync(
-            gathered.losses,
-            gathered.distances,
-            predicted,
-            gathered.divergence.rounding,
-            own_gradients=self._parts.sharing.own_gradients,
-        )
-        return found | doubts.overwritten(self._fan_out.axes)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hdet.engine.sync import Gathered
 from hdet.hyperparameters import Axis
 
-__all__ = ["at_a_sync", "blind_signals", "overwritten"]
+__all__ = ["after_a_round", "at_a_sync", "blind_signals", "overwritten"]
 
 
 def blind_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss: bool) -> list[str]:
@@ -28,6 +29,14 @@ def blind_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss
             "will be driven to its lower bound. Give probe=hdet.Probe(...)"
         )
     return said
+
+
+def after_a_round(
+    gathered: Gathered, predicted: Sequence[float], axes: Sequence[Axis], own_gradients: bool
+) -> dict[str, str]:
+    """All of them that can be had once replicas that diverge have met."""
+    seen = gathered.losses, gathered.distances, predicted, gathered.divergence.rounding
+    return at_a_sync(*seen, own_gradients=own_gradients) | overwritten(axes)
 
 
 def at_a_sync(

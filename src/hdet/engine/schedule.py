@@ -49,6 +49,8 @@ class CoveredSchedule:
         self._learning_rates = learning_rates
         #: Whether a policy has moved a learning rate off its schedule.
         self.moved = False
+        #: So many steps were taken back for which it has stepped: it stays where it is for as many.
+        self.waits = 0
         self.look()
 
     def look(self) -> None:
@@ -57,6 +59,9 @@ class CoveredSchedule:
 
     def advance(self) -> None:
         """On to the next step."""
+        if self.waits:
+            self.waits -= 1
+            return
         if not self.moved or self._covers_itself:
             self._step()
             return

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hdet.engine.schedule import CoveredSchedule
+from hdet.engine.skips import Skips
 from hdet.weights.outer import OuterStep
 
-__all__ = ["check_explored", "load_outer", "of_outer", "of_policies"]
+__all__ = ["check_explored", "load_outer", "load_skips", "of_outer", "of_policies", "of_skips"]
 
 
 def check_explored(caller: str, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -34,6 +36,19 @@ def load_outer(outer: OuterStep | None, saved: Mapping[str, Any]) -> None:
     """Hand it back. One that a run did not have before begins with the next round."""
     if outer is not None and "outer" in saved:
         outer.load_state_dict(saved["outer"])
+
+
+def of_skips(skips: Skips, schedule: CoveredSchedule) -> dict[str, Any]:
+    """Steps that fused optimizers have skipped and are yet to be taken back, and for which the schedule waits
+    already, if there are any. Waits for the device."""
+    ago = skips.ago()
+    return {"skipped": ago, "waits": schedule.waits} if ago or schedule.waits else {}
+
+
+def load_skips(skips: Skips, schedule: CoveredSchedule, saved: Mapping[str, Any]) -> None:
+    """Hand them back."""
+    schedule.waits = saved.get("waits", 0)
+    skips.load(saved.get("skipped", []))
 
 
 def of_policies(

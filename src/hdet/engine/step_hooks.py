@@ -2,7 +2,10 @@
 
 ``group["lr"]`` holds the base value; the replica's own stands there only while the optimizer steps. So any
 scheduler composes, loggers show the base, and accumulation or a step that GradScaler skipped is not counted.
-Several optimizers take one step together, in any order, each once.
+Several optimizers take one step together, in any order, each once. What a fused optimizer skips, it skips on
+the device: such a step is counted, and taken back when a window ends (:mod:`hdet.engine.skips`).
+
+The hooks are opaque to ``torch.compile``: a compiled ``optimizer.step`` is cut at them.
 """
 
 from __future__ import annotations
@@ -11,12 +14,17 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any, cast
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.engine.announce import Announcer
 from hdet.engine.fan_out import FanOut
 from hdet.engine.optimizers import parts_of
+from hdet.engine.skips import Skips, skip_flag
+from hdet.weights.parameters import parameter_device
 
 __all__ = ["StepHooks", "take_over"]
 
@@ -31,17 +39,20 @@ class StepHooks:
     Args:
         optimizer: whose steps they follow.
         fan_out: this replica's own values stand in their places during a step.
-        before: called before each.
+        before: called before each; None where nobody looks at the weights.
         detach: called when another run takes the optimizer over.
+        skips: keeps what fused optimizers skip.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         fan_out: FanOut,
-        before: Callable[[], object],
-        detach: weakref.WeakMethod[Callable[[], object]],
+        before: Callable[[], object] | None,
+        detach: weakref.WeakMethod[Callable[[], None]],
+        skips: Skips,
     ) -> None:
+        self._skips = skips
         self._fan_out = fan_out
         self._before = before
         self._inside = False
@@ -51,12 +62,16 @@ class StepHooks:
         self._taken = [0 for _ in self._parts]
         self._missed = [0 for _ in self._parts]
         self._counted = 0
+        #: Of the steps since :meth:`count`: the flags on the device, and whether one was taken without.
+        self._flags: list[Tensor] = []
+        self._surely = False
         self._handles = []
+        enter = _opaque(self._enter)
         for i, part in enumerate(self._parts):
             part._hdet_detach = detach  # type: ignore[attr-defined]
             self._handles += [
-                part.register_step_pre_hook(self._enter),
-                part.register_step_post_hook(partial(self._over, i)),
+                part.register_step_pre_hook(enter),
+                part.register_step_post_hook(_opaque(partial(self._over, i))),
                 part.register_state_dict_pre_hook(lambda _: self.leave()),
                 part.register_load_state_dict_pre_hook(lambda *_: self.leave()),
             ]
@@ -66,16 +81,23 @@ class StepHooks:
         """Whether the optimizer has stepped since :meth:`count`; of several, any: its weights have moved."""
         return any(self._taken)
 
-    def _enter(self, *_: object) -> None:
+    def _enter(self, optimizer: Optimizer, *_: object) -> None:
         if self._inside:  # an optimizer step that raised never reached its post hook
             self.leave()
-        self._before()
+        if self._before is not None:
+            _refuse_recording(optimizer)
+            self._before()
         self._inside = True
         self._fan_out.enter_step()
 
-    def _over(self, part: int, *_: object) -> None:
+    def _over(self, part: int, optimizer: Optimizer, *_: object) -> None:
         self.leave()
         self._taken[part] += 1
+        flag = skip_flag(optimizer)
+        if flag is None:
+            self._surely = True
+        else:
+            self._flags.append(flag)
 
     def leave(self) -> None:
         """The base values stand in the groups, whatever became of the step."""
@@ -89,8 +111,14 @@ class StepHooks:
 
     def count(self) -> None:
         """The step is counted."""
+        self._skips.note([] if self._surely else self._flags)
+        self.forget()
+
+    def forget(self) -> None:
+        """What was stepped so far is of no account."""
         self._calls_without_step = 0 if self.stepped else self._calls_without_step
         self._taken = [0 for _ in self._parts]
+        self._flags, self._surely = [], False
 
     def check(self, caller: str, announcer: Announcer, *, strict: bool) -> None:
         """A call of ``step()`` for every optimizer step, and every optimizer in every step.
@@ -106,7 +134,7 @@ class StepHooks:
                 """step (Lightning: {"scheduler": …, "interval": "step"})"""
             )
             if strict:
-                self.count()
+                self.forget()
                 raise RuntimeError(message)
             announcer.say_once(logging.WARNING, message.removeprefix(f"{caller}."), "calls too rarely")
         if most > 0:
@@ -154,13 +182,32 @@ class StepHooks:
             announcer.say_once(
                 logging.WARNING,
                 f"{_TOO_MANY_CALLS} calls of step() without one of optimizer.step(): is this the optimizer "
-                "that trains? Its step hooks have not been called",
+                "that trains? Its step hooks have not been called; a CUDA graph that replays it calls none",
             )
+
+
+def _opaque(hook: Callable[..., None]) -> Callable[..., None]:
+    """Not for Dynamo to look into: what is written there differs from step to step and from sync to sync."""
+
+    def called(*args: Any) -> None:
+        hook(*args)
+
+    return cast("Callable[..., None]", torch.compiler.disable(called))  # type: ignore[no-untyped-call]
+
+
+def _refuse_recording(optimizer: Optimizer) -> None:
+    """A step that is replayed calls no hooks: it would not be counted, and would do again at each replay what
+    was to be done once."""
+    if parameter_device(optimizer).type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.step: a step that is counted must not be recorded in a CUDA graph, "
+            "whose replays call no step hooks; record forward and backward pass, and step outside of it"
+        )
 
 
 def take_over(optimizer: Optimizer) -> None:
     """Two runs on one optimizer would multiply each other's spread: the newest one counts."""
     for part in parts_of(optimizer):
-        detach: weakref.WeakMethod[Callable[[], object]] | None = getattr(part, "_hdet_detach", None)
+        detach: weakref.WeakMethod[Callable[[], None]] | None = getattr(part, "_hdet_detach", None)
         if detach is not None and (before := detach()) is not None:
             before()

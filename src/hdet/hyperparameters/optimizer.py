@@ -198,7 +198,9 @@ class _Clipper:
         self.max_norm: float | Tensor = max_norm
         #: The replicas, where the gradient is a matrix with a row for each.
         self.rows: Rows | None = None
-        self.remove = optimizer.register_step_pre_hook(self._before_step).remove
+        # Not for torch.compile to look into: a compiled step would be compiled anew for every norm.
+        hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+        self.remove = optimizer.register_step_pre_hook(hook).remove
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

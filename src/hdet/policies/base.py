@@ -194,6 +194,10 @@ class Policy(ABC):
         """It has; whether the window has to end here. Must not wait for the device."""
         return False
 
+    def recounted(self, step: int) -> None:  # noqa: B027
+        """Some steps that were told had been skipped on the device: ``step`` were taken, and the window ends
+        where it was to end, by that count."""
+
     # ------------------------------------------------------------------ at a sync
 
     def judges(self, step: int) -> bool:

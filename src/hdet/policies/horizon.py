@@ -159,8 +159,7 @@ class Horizon(Policy):
 
     def _begin(self, step: int) -> None:
         self._clock.begin(step)
-        self.window_end = self._clock.end
-        self._taken = False
+        self.window_end, self._taken = self._clock.end, False
 
     @property
     def learns(self) -> bool:
@@ -207,6 +206,9 @@ class Horizon(Policy):
             return False
         self.window_end = self._clock.end = self.window_end - self._trail.mean.left
         return True
+
+    def recounted(self, step: int) -> None:
+        self._trail.mean.left = (self.window_end or step) - step
 
     def judges(self, step: int) -> bool:
         return self.window_end is not None and step >= self.window_end

@@ -119,6 +119,13 @@ class FoundSchedule:
             _add(pieces, self.steps, lr, None if descents is None else descents[i])
         self.steps += 1
 
+    def drop(self, ago: Sequence[int]) -> None:
+        """Forget steps that turned out not to have been taken; 0 is the last one."""
+        for pieces in self._groups:
+            for k in sorted(ago):  # the last one first, which leaves the places of those before it
+                _drop(pieces, self.steps - 1 - k)
+        self.steps -= len(ago)
+
     def to_json(self) -> str:
         """Everything, exactly: Python writes floats so that they read back the same."""
         groups = [{"pieces": [piece.to_json() for piece in pieces]} for pieces in self._groups]
@@ -167,6 +174,26 @@ def _add(pieces: list[_Piece], step: int, lr: float, descent: Descent | None) ->
         pieces[-1] = _Varies(array("d", [last.lr, lr]))
     else:
         pieces.append(_Stays(1, lr))
+
+
+def _drop(pieces: list[_Piece], step: int) -> None:
+    i = 0
+    while step >= pieces[i].count:
+        step -= pieces[i].count
+        i += 1
+    piece = pieces[i]
+    if isinstance(piece, _Varies):
+        del piece.lrs[step]
+        left: list[_Piece] = [piece]
+    elif isinstance(piece, _Stays):
+        left = [_Stays(piece.count - 1, piece.lr)]
+    else:
+        rest = piece.count - step - 1
+        left = [
+            _Falls(step, piece.first, piece.descent),
+            _Falls(rest, piece.first + step + 1, piece.descent),
+        ]
+    pieces[i : i + 1] = [part for part in left if part.count]
 
 
 def _piece(saved: Any) -> _Piece:

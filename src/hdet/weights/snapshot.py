@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.weights.room import copy_into, room_for, settled
+from hdet.weights.room import bytes_of, copy_into, copy_of, fits, room_for, settled
 
 __all__ = ["Snapshot"]
 
@@ -56,7 +56,7 @@ class Snapshot:
             del self._tensors[gone]
         for key, tensor in tensors.items():
             kept = self._tensors.get(key)
-            if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+            if kept is None or not fits(kept, tensor) or kept.dtype != tensor.dtype:
                 kept = self._tensors[key] = room_for(tensor, self._where)
             copy_into(kept, tensor)
         self._values = values
@@ -73,17 +73,17 @@ class Snapshot:
                 del homes[kind, i][name]
         for key, kept in self._tensors.items():
             kind, i, name = key
-            if key in tensors and tensors[key].shape == kept.shape:
-                tensors[key].copy_(kept)
+            if key in tensors and fits(tensors[key], kept):
+                copy_into(tensors[key], kept)
             elif kind in ("state", "group") and (kind, i) in homes:
                 settled()
-                homes[kind, i][name] = kept.to(self._weights[0].device, copy=True)
+                homes[kind, i][name] = copy_of(kept, self._weights[0].device)
         for (kind, i, name), value in self._values.items():
             homes[kind, i][name] = _own(value)
 
     def bytes(self) -> int:
         """What the copies take."""
-        return sum(kept.numel() * kept.element_size() for kept in self._tensors.values())
+        return sum(map(bytes_of, self._tensors.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """The copies themselves, so that a resumed run can go back to where the unbroken one could."""
@@ -96,10 +96,11 @@ class Snapshot:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the copies of another run of the same model and optimizer."""
         here = self._weights[0].device
-        self._tensors = {
-            (kind, i, name): room_for(saved.to(here), self._where).copy_(saved)
-            for kind, i, name, saved in state["tensors"]
-        }
+        self._tensors = {}
+        for kind, i, name, saved in state["tensors"]:
+            placed = saved if saved.device == here else copy_of(saved, here)
+            kept = self._tensors[kind, i, name] = room_for(placed, self._where)
+            copy_into(kept, saved)
         self._values = {(kind, i, name): value for kind, i, name, value in state["values"]}
 
     def _now(self) -> tuple[dict[_Key, Tensor], dict[_Key, Any]]:

@@ -28,7 +28,9 @@ class WindowMean:
         self.tensors = [_wide(weight) for weight in weights]
         self._narrow = any(w.dtype != m.dtype for w, m in zip(self._weights, self.tensors, strict=True))
         self._add = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
-        self._stride = self._left = 1
+        self._stride = 1
+        #: Steps to the window's end.
+        self.left = 1
         self.count = 0
         self._aside: dict[int, Tensor] = {}
         self._halved = False
@@ -37,14 +39,9 @@ class WindowMean:
     def begin(self, steps: int) -> None:
         """A window of so many steps; its last one is always part of the mean."""
         self._stride = max(1, steps // _ITERATES)
-        self._left = steps
+        self.left = steps
         self.count = 0
         self._look()
-
-    @property
-    def left(self) -> int:
-        """Steps to the window's end."""
-        return self._left
 
     def _look(self) -> None:
         # Views without a graph, made once a window: a list of fifty takes longer than averaging them.
@@ -53,8 +50,8 @@ class WindowMean:
     @torch.no_grad()
     def add(self) -> None:
         """Once a step. Every k-th iterate counts, k following from the window's length."""
-        self._left -= 1
-        if self._left % self._stride:
+        self.left -= 1
+        if self.left % self._stride:
             return
         if not self.count:  # written over, not averaged in: what a window before left may not be finite
             torch._foreach_copy_(self.tensors, self._seen)  # no public name: see replicas/averaging.py
@@ -92,7 +89,7 @@ class WindowMean:
         return {
             "mean": list(self.tensors),
             "count": self.count,
-            "left": self._left,
+            "left": self.left,
             "stride": self._stride,
         }
 
@@ -101,7 +98,7 @@ class WindowMean:
         """Take up a window in progress."""
         for mine, saved in zip(self.tensors, state["mean"], strict=True):  # type: ignore[call-overload]
             mine.copy_(saved)
-        self.count, self._left, self._stride = state["count"], state["left"], state["stride"]  # type: ignore[assignment]
+        self.count, self.left, self._stride = state["count"], state["left"], state["stride"]  # type: ignore[assignment]
 
 
 def _wide(weight: Tensor) -> Tensor:

@@ -32,6 +32,28 @@ def test_a_schedule_reads_back_to_the_last_bit(lrs: list[tuple[float, float]]) -
     assert first(len(lrs) + 3) == lrs[-1][0], "the last one stays"
 
 
+@given(
+    st.lists(st.sampled_from([0.1, 0.2, 0.3, "descent"]), min_size=1, max_size=30),
+    st.sets(st.integers(0, 29)),
+)
+def test_steps_that_were_not_taken_are_dropped(kinds: list[Any], ago: set[int]) -> None:
+    """Wherever they lie: among equal ones, within a descent, in a curve."""
+    shape = WarmStableDecay(40, 0)
+    descent = Descent(0.7, 1.0, shape)
+    schedule = FoundSchedule(1)
+    lrs = [descent(step) if kind == "descent" else kind for step, kind in enumerate(kinds)]
+    for lr in lrs:
+        schedule.add([lr], [descent])
+    dropped = [k for k in ago if k < len(lrs)]
+    schedule.drop(dropped)
+    left = [lr for k, lr in enumerate(reversed(lrs)) if k not in dropped][::-1]
+    schedule.add([0.4], [descent])
+    again = FoundSchedule.from_json(schedule.to_json())
+    assert again.steps == len(left) + 1
+    (value,) = again.lambdas()
+    assert [value(step) for step in range(again.steps)] == [*left, 0.4]
+
+
 def test_replay_is_a_plain_scheduler_with_these_values(tmp_path: Any) -> None:
     schedule = FoundSchedule(2)
     lrs = [(0.1 * k / 3, 0.7 / (k + 1)) for k in range(1, 8)]
