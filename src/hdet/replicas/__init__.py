@@ -5,6 +5,7 @@ rows of one matrix (``stacked/``) are behind it."""
 
 from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas, Undone
+from hdet.replicas.fault_tolerant import FaultTolerantReplicas
 from hdet.replicas.find import ProcessGroup, find_replicas, local, replicas_of
 from hdet.replicas.process import ProcessReplicas
 from hdet.replicas.refusals import is_wired, refuse_wiring
@@ -13,6 +14,7 @@ from hdet.replicas.stacked import StackedReplicas
 
 __all__ = [
     "Arms",
+    "FaultTolerantReplicas",
     "Mean",
     "ProcessGroup",
     "ProcessReplicas",
