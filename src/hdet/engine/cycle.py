@@ -289,8 +289,7 @@ class Cycle:
             self._policies[policy].start(self._steps)
             if of_policy is not None:
                 self._policies[policy].load_state_dict(of_policy)
-        rank = -1 if self._replicas.elastic else self._replicas.rank  # who joins was not there
-        self._training_loss.load_state_dict(saved["loss"], rank)
+        self._training_loss.load_state_dict(saved["loss"], self._replicas.rank)
         self._parts.converge.forget()
         state.load_outer(self._parts.converge.outer, saved)
         self._hooks.count()  # a step taken before is another run's

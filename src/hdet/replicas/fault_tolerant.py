@@ -58,8 +58,8 @@ class FaultTolerantReplicas(Replicas):
 
     Args:
         manager: with ``use_async_quorum=False``, so that one who recovers has its state before a meeting
-            goes on; its load_state_dict and state_dict are of model, optimizer and schedule. hdet's own state
-            is registered with it.
+            goes on, and a quorum_timeout that is longer than a round. Its load_state_dict and state_dict are
+            of model, optimizer and schedule; hdet's own state is registered with it.
         device: where the process group can send from; the CPU for gloo.
 
     A replica knows of no others until its first sync: in its first round it explores nothing. One that joins

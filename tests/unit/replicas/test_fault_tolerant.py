@@ -212,7 +212,7 @@ def test_one_that_dies_during_a_sync_leaves_it_undone(
     path = tmp_path / "history.jsonl"
     a, b, c = (Replica(lighthouse, name, path) for name in "abc")
     train([a, b, c], 9)
-    a.manager.before_sum = dies_at_sum({"the roll": 1, "the mean": 4, "the end": sums_of_a_sync() - 1}[at])
+    a.manager.before_sum = dies_at_sum({"the roll": 1, "the mean": 5, "the end": sums_of_a_sync() - 1}[at])
     dealt = {r.name: r.ensemble.replica_lrs for r in (b, c)}
     known = {r.name: (r.known[5]["explored"], r.known[5]["policies"]) for r in (b, c)}
     with caplog.at_level(logging.WARNING, "hdet"):
@@ -230,6 +230,26 @@ def test_one_that_dies_during_a_sync_leaves_it_undone(
     torch.testing.assert_close(b.after[15], (b.before[15] + c.before[15]) / 2, rtol=0, atol=1e-6)
     # Who is rank 0 now goes on with the history.
     assert [record.step for record in history.read(path)] == [5, 15, 20]
+
+
+def test_a_large_tensor_that_is_summed_where_it_lies_is_put_back() -> None:
+    lighthouse = Lighthouse()
+    managers = [FakeManager(lighthouse, name, load_state_dict=print, state_dict=dict) for name in "ab"]
+    weights = [torch.full((1 << 20,), float(i)) for i in range(2)]
+
+    def meet(i: int) -> None:
+        replicas = hdet.FaultTolerantReplicas(managers[i])
+        mean = replicas.plan_mean([weights[i]])
+        for number in (None, 1):  # the first sum compares arguments
+            if i == 1 and number is not None:
+                managers[i].before_sum = dies_at_sum(number)
+            with replicas.meeting():
+                replicas.keep([weights[i]])
+                mean()
+
+    with pytest.raises(Undone, match="connection closed by peer"):
+        together(lambda: meet(0), lambda: meet(1))
+    assert torch.equal(weights[0], torch.full((1 << 20,), 0.5))  # the first mean, and not what was left after
 
 
 def test_one_that_alone_could_not_commit_takes_up_the_others_state(
