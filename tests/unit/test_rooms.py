@@ -219,6 +219,7 @@ def test_public_names() -> None:
         "Betas",
         "Dropout",
         "Ensemble",
+        "FaultTolerantReplicas",
         "GradientClip",
         "HorizonController",
         "HorizonRecord",
