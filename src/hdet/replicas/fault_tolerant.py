@@ -112,7 +112,7 @@ class FaultTolerantReplicas(Replicas):
             yield
             voted = True
             if not self._manager.should_commit():
-                raise Undone(f"a replica was lost on the way ({self._error()})")
+                raise _lost(self._manager.errored() or "the manager has too few of them")
             committed = self._has_met = True
         except Exception as error:
             if not voted:
@@ -120,7 +120,7 @@ class FaultTolerantReplicas(Replicas):
                 self._manager.report_error(error)
                 self._manager.should_commit()  # the manager learns that this replica did not
                 if cause is not None and not isinstance(error, Undone):  # numbers that never arrived
-                    raise Undone(f"a replica was lost on the way ({cause})") from error
+                    raise _lost(cause) from error
             raise
         finally:
             self._meets = False
@@ -206,9 +206,6 @@ class FaultTolerantReplicas(Replicas):
     def _sum(self, tensor: Tensor, how: Any) -> Work:
         return _Watched(self, self._manager.allreduce(tensor, reduce_op=how))
 
-    def _error(self) -> object:
-        return self._manager.errored() or "not by this one's doing"
-
 
 class _Watched:
     """A sum that raises where the manager would go on with what is left of it."""
@@ -220,4 +217,9 @@ class _Watched:
     def wait(self) -> None:
         self._work.wait()
         if (error := self._replicas._manager.errored()) is not None:
-            raise Undone(f"a replica was lost on the way ({error})")
+            raise _lost(error)
+
+
+def _lost(cause: object) -> Undone:
+    first, *_ = str(cause).splitlines() or [repr(cause)]  # torchft's errors have a traceback in their words
+    return Undone(f"a replica was lost on the way ({first})")

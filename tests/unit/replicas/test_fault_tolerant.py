@@ -1,6 +1,6 @@
 """Replicas that fail and come back, on a stand-in for torchft's Manager (tests/fake_torchft.py).
 
-The real torchft has not been run here.
+torchft itself is not installed here; docs/log.md says how much of it has been run.
 """
 
 from __future__ import annotations
