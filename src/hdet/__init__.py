@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from hdet.one_cycle import OneCycleAutoLR
     from hdet.probes import Probe
-    from hdet.replicas import Arms, StackedReplicas
+    from hdet.replicas import Arms, FaultTolerantReplicas, StackedReplicas
     from hdet.schedules import replay
     from hdet.warm_start import warm_start_
     from hdet.weights.outer import Outer
@@ -61,6 +61,7 @@ _HOMES = {
     "OneCycleAutoLR": "one_cycle",
     "Probe": "probes",
     "Arms": "replicas",
+    "FaultTolerantReplicas": "replicas",
     "StackedReplicas": "replicas",
     "replay": "schedules",
     "warm_start_": "warm_start",
@@ -75,6 +76,7 @@ __all__ = [
     "Betas",
     "Dropout",
     "Ensemble",
+    "FaultTolerantReplicas",
     "GradientClip",
     "HorizonController",
     "HorizonRecord",

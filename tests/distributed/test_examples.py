@@ -58,3 +58,11 @@ def test_auto_tune() -> None:
     assert {"lr/0", "weight_decay", "dropout", "label_smoothing"} <= set(rounds[-1].split())
     # At AdamW's defaults the same loop, without an end, learns the wrong labels by heart.
     assert float(last.split()[-1]) < 1.3
+
+
+def test_hsdp() -> None:
+    lines = run("hsdp.py", ranks=4)
+    assert [int(line.split()[1]) for line in lines] == list(range(10, 61, 10))
+    losses = [float(line.split()[3]) for line in lines]
+    assert losses[-1] < 0.9 * losses[0]
+    assert len((EXAMPLES / "hsdp.py").read_text().splitlines()) < 80

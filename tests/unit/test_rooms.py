@@ -221,6 +221,7 @@ def test_public_names() -> None:
         "Betas",
         "Dropout",
         "Ensemble",
+        "FaultTolerantReplicas",
         "GradientClip",
         "HorizonController",
         "HorizonRecord",

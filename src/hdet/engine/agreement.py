@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import nn
 from torch.optim import Optimizer
 
 from hdet.engine.fan_out import bind
 from hdet.hyperparameters import Axis, LearningRate
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas
+from hdet.weights.parameters import describe
 
-__all__ = ["bind_together", "check_sync_every", "check_together"]
+__all__ = ["agree_on_run", "bind_together", "check_sync_every", "check_together"]
 
 
 def check_together(
@@ -27,6 +29,25 @@ def check_together(
     replicas.agree(caller, {"arguments": str(objection or "usable"), **facts})
     if objection is not None:
         raise objection
+
+
+def agree_on_run(
+    caller: str,
+    replicas: Replicas,
+    optimizer: Optimizer,
+    model: nn.Module | None,
+    policies: Sequence[Policy],
+    obstacle: str,
+    settings: Mapping[str, object],
+) -> None:
+    """All ranks run the same thing, on the same layout; none trains where the history cannot be written."""
+    facts = {k: v for policy in policies for k, v in policy.facts().items()}
+    facts |= {"explore": repr([policy.explore for policy in policies])}
+    facts |= {name: repr(value) for name, value in settings.items()}
+    facts |= {"history": obstacle or "writable"}
+    replicas.agree(caller, {**facts, **describe(optimizer, model)})
+    if obstacle:
+        raise OSError(f"{caller}: history must be a file that can be written, got {obstacle}")
 
 
 def bind_together(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 
 from hdet import history as history_file
@@ -19,21 +19,23 @@ class Announcer:
 
     Args:
         caller: the name that log lines begin with.
-        speaks: whether this is the rank that speaks.
+        speaks: whether this is the rank that speaks; asked each time, since ranks may change.
         history: a JSONL file to which records are appended.
     """
 
-    def __init__(self, caller: str, *, speaks: bool, history: str | PathLike[str] | None) -> None:
+    def __init__(
+        self, caller: str, *, speaks: Callable[[], bool], history: str | PathLike[str] | None
+    ) -> None:
         self._caller = caller
         self._speaks = speaks
         self._history = history
         self._said: set[str] = set()
         #: Why the history cannot be written, if so; files are looked at before ranks compare what they have.
-        self.obstacle = history_file.prepare(history) if speaks and history is not None else ""
+        self.obstacle = "" if history is None or not speaks() else history_file.prepare(history)
 
     def say(self, level: int, message: str) -> None:
         """One line of log."""
-        if self._speaks:
+        if self._speaks():
             logger.log(level, "%s: %s", self._caller, message)
 
     def say_once(self, level: int, message: str, kind: str = "") -> None:
@@ -44,7 +46,7 @@ class Announcer:
 
     def publish(self, record: SyncRecord, events: Sequence[str]) -> None:
         """A full disk is no reason to stop training, or to fall behind the other ranks."""
-        if not self._speaks:
+        if not self._speaks():
             return
         for event in dict.fromkeys(events):
             self.say(logging.WARNING, f"step {record.step}: {event}")

@@ -54,6 +54,7 @@ class Converge:
         self._mean_key: list[int] = []
         self._home: list[int] = []
         self._averaged: list[Tensor] = []
+        self._counters: list[Tensor] = []
         self._parameters: list[Tensor] = []
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
@@ -110,6 +111,7 @@ class Converge:
         before = gauge.read()
         if outer is not None:
             outer.check_start()
+        self._replicas.keep([*self._averaged, *self._counters])
         if lost:
             self._leave_out(lost)
         events = mean()
@@ -153,6 +155,7 @@ class Converge:
             self._home = home
             self._gauge = None
         floating = [b for b in buffers if (b.is_floating_point() or b.is_complex()) and 0 not in b.stride()]
+        self._counters = [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
         tensors = [*weights, *state] if with_weights else state
         self._averaged = distinct_tensors([*tensors, *floating])
         key = [tensor.data_ptr() for tensor in (*tensors, *buffers)]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.engine import doubts, state, telling
+from hdet.engine.agreement import agree_on_run
 from hdet.engine.announce import Announcer
 from hdet.engine.design import Design
 from hdet.engine.divergence import predicted_distances
@@ -27,14 +28,13 @@ from hdet.engine.parts import assemble
 from hdet.engine.schedule import Schedule
 from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
-from hdet.engine.sync import Gathered
+from hdet.engine.sync import Gathered, record_of
 from hdet.engine.training_loss import TrainingLoss
 from hdet.history import SyncRecord
 from hdet.hyperparameters import separate_learning_rates
 from hdet.policies.base import Decided, Policy, Seen
-from hdet.replicas import Replicas
+from hdet.replicas import Replicas, Undone
 from hdet.weights.outer import OuterStep
-from hdet.weights.parameters import describe
 
 __all__ = ["Cycle"]
 
@@ -82,15 +82,10 @@ class Cycle:
         self._policies = list(policies)
         self._replicas = replicas
         self._total_steps = total_steps
-        self._announcer = Announcer(caller, speaks=replicas.rank == 0, history=history)
-        obstacle = self._announcer.obstacle
-        facts = {k: v for policy in policies for k, v in policy.facts().items()}
-        facts |= {"total_steps": repr(total_steps), "explore": repr([policy.explore for policy in policies])}
-        facts |= {"gradients": repr(gradients), "design": repr(design), "seed": repr(seed)}
-        facts |= {"history": obstacle or "writable", "outer": repr(outer)}
-        replicas.agree(caller, {**facts, **describe(optimizer, model)})
-        if obstacle:
-            raise OSError(f"{caller}: history must be a file that can be written, got {obstacle}")
+        self._announcer = Announcer(caller, speaks=lambda: replicas.rank == 0, history=history)
+        said = {"total_steps": total_steps, "gradients": gradients, "design": design, "seed": seed}
+        obstacle, settings = self._announcer.obstacle, {**said, "outer": outer}
+        agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
         parts = assemble(
             caller,
             optimizer,
@@ -123,6 +118,7 @@ class Cycle:
         self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
         for doubt in parts.doubts:
             self._announcer.say_once(logging.WARNING, doubt)
+        replicas.carry(caller, self.load_state_dict, self.state_dict)
 
     # ------------------------------------------------------------------ what a user sees
 
@@ -148,7 +144,8 @@ class Cycle:
         Of several replicas in one process, the first one's; a record has all of them.
         """
         self._hooks.leave()
-        own = [row[self._parts.sharing.arm] for row in self._fan_out.multipliers]
+        arm = self._fan_out.arm
+        own = [1.0 if arm is None else row[arm] for row in self._fan_out.multipliers]
         return [axis.base * rho for axis, rho in zip(self._fan_out.learning_rates, own, strict=True)]
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
@@ -182,10 +179,15 @@ class Cycle:
         try:
             # The sync comes before the schedule moves on: its values are those of the step just taken.
             record = self._sync() if self._due() else None
+        except Undone as undone:
+            self._parts.converge.forget()
+            self._miss()
+            if self._steps == self._total_steps:
+                raise  # nobody will try again: the replicas' weights differ
+            self._announcer.say(logging.WARNING, f"step {self._steps}: no sync: {undone}")
+            record = None
         except BaseException:
-            for policy in self._policies:
-                policy.missed(self._steps)
-            self._look_ahead()
+            self._miss()
             raise
         finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
             self.schedule.advance()
@@ -202,7 +204,7 @@ class Cycle:
         """
         if self._since_sync:
             self._parts.converge.begin()  # on a rank, too, whose every step was skipped so far
-        with self._fan_out.at_base():
+        with self._fan_out.at_base(), self._parts.attendance.meeting("converge", self._where):
             _, events = self._parts.sync.average(self._training_loss, ends_round=False)
         self._since_sync = 0
         for event in events:
@@ -260,6 +262,7 @@ class Cycle:
             "policies": [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies],
             "explained": self._explained,
             "loss": self._training_loss.state_dict(self._replicas.rank),
+            **({"arms": self._fan_out.arms} if self._replicas.elastic else {}),
             **state.of_outer(self._parts.converge.outer),
             **state.of_skips(self._skips, self.schedule),
         }
@@ -286,7 +289,7 @@ class Cycle:
         state.load_outer(self._parts.converge.outer, saved)
         self._hooks.forget()  # a step taken before is another run's
         state.load_skips(self._skips, self.schedule, saved)
-        self._begin_round()
+        self._begin_round(saved.get("arms") if self._replicas.elastic else None)
 
     def resume_at(self, step: int) -> None:
         """Go on from a checkpoint that hdet did not write, at the start of the round that holds ``step``."""
@@ -307,11 +310,24 @@ class Cycle:
         for policy in self._following:
             policy.before_step()
 
-    def _begin_round(self) -> None:
-        """Eq. 9: who explores what. What is not learnt any more, nobody explores."""
+    def _begin_round(self, joined: int | None = None) -> None:
+        """Eq. 9: who explores what. What is not learnt any more, nobody explores; nor does a replica that
+        joins a round which was dealt to ``joined`` arms."""
+        sharing = self._parts.sharing
+        seat = (sharing.arms, sharing.arm) if joined is None else (joined, None)
+        if trouble := self._fan_out.seat(*seat):
+            self._announcer.say(logging.WARNING, f"step {self._steps}: {trouble}")
         ended = self._steps == self._total_steps
         learning = [policy for policy in self._policies if policy.learns and not ended]
         self._fan_out.assign(self._round, [axis for policy in learning for axis in policy.axes])
+        self._look_ahead()
+
+    def _where(self) -> tuple[int, int]:
+        return self._steps, self._round
+
+    def _miss(self) -> None:
+        for policy in self._policies:
+            policy.missed(self._steps)
         self._look_ahead()
 
     def _look_ahead(self) -> None:
@@ -339,14 +355,18 @@ class Cycle:
 
     def _sync(self) -> SyncRecord:
         began = time.perf_counter()
-        judging = [policy for policy in self._policies if policy.judges(self._steps)]
-        gathered = self._parts.sync(self._steps, self._round, self._training_loss, judging)
+        with self._parts.attendance.meeting("sync", self._where):
+            judging = [policy for policy in self._policies if policy.judges(self._steps)]
+            gathered = self._parts.sync(*self._where(), self._training_loss, judging)
+        self._parts.attendance.narrow()
         self._since_sync = 0
         predicted = tuple(math.nan for _ in gathered.losses)
         if self._parts.collinear:
             predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
-        axes, own = self._fan_out.axes, self._parts.sharing.own_gradients
-        odd = doubts.after_a_round(gathered, predicted, axes, own) if self._parts.diverges else {}
+        odd: dict[str, str] = {}
+        if self._parts.diverges:
+            own = self._parts.sharing.own_gradients
+            odd = doubts.after_a_sync(gathered, predicted, self._fan_out.axes, own_gradients=own)
         self._fan_out.stand_down()
         decided = self._decide(judging, gathered)
         if decided.went_back:
@@ -355,20 +375,8 @@ class Cycle:
         for kind, doubt in odd.items():
             self._announcer.say_once(logging.WARNING, doubt, kind)
         events = [*gathered.odd, *decided.events]
-        record = SyncRecord(
-            step=self._steps,
-            round=self._round,
-            losses=gathered.losses,
-            weights=decided.weights,
-            hyperparameters=decided.hyperparameters,
-            distance_measured=gathered.distances,
-            distance_predicted=predicted,
-            milliseconds=(time.perf_counter() - began) * 1e3,
-            events=(*dict.fromkeys(events), *odd.values()),
-            horizon=decided.horizon,
-            held_out=decided.held_out,
-            held_out_mean=decided.held_out_mean,
-        )
+        told = (*dict.fromkeys(events), *odd.values())
+        record = record_of(*self._where(), gathered, predicted, decided, told, time.perf_counter() - began)
         self._round += 1
         self._begin_round()
         self._training_loss.reset()
@@ -383,7 +391,7 @@ class Cycle:
         decided: list[Decided] = []
         for policy in self._policies:
             levels = self._fan_out.levels_of(policy.axes)
-            undone = any(earlier.void for earlier in decided)
+            undone = any(earlier.void for earlier in decided) or not self._parts.attendance.anybody
             if policy in rows and not undone:
                 found = rows[policy], gathered.training
                 seen = Seen(self._steps, self._total_steps, levels, losses, *found, self._explained)

@@ -22,6 +22,7 @@ __all__ = [
     "orthogonal",
     "permutation",
     "permuted",
+    "refit_design",
 ]
 
 
@@ -172,6 +173,21 @@ def choose_design(
     if asked is None and jointly and arms >= 4 and _exists(arms):
         return "orthogonal"
     return "permutation"
+
+
+def refit_design(
+    caller: str, asked: Design | None, explored: Sequence[str], arms: int, *, jointly: bool
+) -> tuple[Design, str]:
+    """The design for another number of replicas than a run began with, and why it is not the one asked for.
+
+    >>> refit_design("Ensemble", "orthogonal", ["dropout"], 3, jointly=True)[0]
+    'permutation'
+    """
+    try:
+        return choose_design(caller, asked, explored, arms, jointly=jointly), ""
+    except ValueError as error:
+        why = str(error).removeprefix(f"{caller}: ")
+        return "permutation", f"values are dealt by permutations while {arms} replicas are left: {why}"
 
 
 def _exists(size: int) -> bool:

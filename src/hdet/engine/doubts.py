@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hdet.engine.sync import Gathered
 from hdet.hyperparameters import Axis
 
-__all__ = ["after_a_round", "at_a_sync", "blind_signals", "overwritten"]
+__all__ = ["after_a_sync", "at_a_sync", "blind_signals", "overwritten"]
 
 
 def blind_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss: bool) -> list[str]:
@@ -31,12 +31,16 @@ def blind_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss
     return said
 
 
-def after_a_round(
-    gathered: Gathered, predicted: Sequence[float], axes: Sequence[Axis], own_gradients: bool
+def after_a_sync(
+    gathered: Gathered, predicted: Sequence[float], axes: Sequence[Axis], *, own_gradients: bool
 ) -> dict[str, str]:
-    """All of them that can be had once replicas that diverge have met."""
-    seen = gathered.losses, gathered.distances, predicted, gathered.divergence.rounding
-    return at_a_sync(*seen, own_gradients=own_gradients) | overwritten(axes)
+    """All doubts about a round in which replicas have diverged."""
+    found = overwritten(axes)
+    if not gathered.losses:  # nobody who is here was there
+        return found
+    distances, rounding = gathered.distances, gathered.divergence.rounding
+    seen = at_a_sync(gathered.losses, distances, predicted, rounding, own_gradients=own_gradients)
+    return seen | found
 
 
 def at_a_sync(
@@ -59,7 +63,7 @@ def at_a_sync(
             f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: something "
             "undoes the fan-out, such as weights broadcast or averaged elsewhere"
         )
-    if own_gradients and max(measured) <= rounding:
+    if own_gradients and len(measured) > 1 and max(measured) <= rounding:
         doubts["no divergence"] = (
             "the replicas are at the same weights although each arm has gradients of its own: something "
             "shares them, such as DistributedDataParallel over all ranks, or all have the same batches"

@@ -6,7 +6,7 @@ while it steps; what the forward pass reads does so from one round's deal until 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -31,6 +31,7 @@ class FanOut:
         design: how levels are dealt.
         seed: of the deal.
         first_round: the number of the design's round that is dealt first.
+        refit: the design for another number of arms, and what is wrong with it; None keeps the one there is.
     """
 
     def __init__(
@@ -43,18 +44,34 @@ class FanOut:
         design: Design,
         seed: int,
         first_round: int = 0,
+        refit: Callable[[int], tuple[Design, str]] | None = None,
     ) -> None:
         self._first_round = first_round
         self.axes = list(axes)
         self.learning_rates = [axis for axis in axes if isinstance(axis, GroupLearningRate)]
         self.seed = seed
-        self._arms = arms
-        self._arm = arm
+        self.arms = arms
+        #: None where this replica has joined since the round was dealt: it has the base values.
+        self.arm: int | None = arm
         self._here = here
+        self._refit = refit
         self._deal = DESIGNS[design]
         self._up = self._closed = False
         #: The level of every arm, for each axis.
         self.levels: list[tuple[float, ...]] = []
+
+    def seat(self, arms: int, arm: int | None) -> str:
+        """Who is there when the next round is dealt; what is wrong with its design, if anything."""
+        trouble = ""
+        if arms != self.arms and self._refit is not None:
+            design, trouble = self._refit(arms)
+            self._deal = DESIGNS[design]
+        self.arms, self.arm = arms, arm
+        return trouble
+
+    def narrow(self, arms: Sequence[int]) -> None:
+        """Of the round that ends, let the levels be those of some arms, in this order."""
+        self.levels = [tuple(row[arm] for arm in arms) for row in self.levels]
 
     def assign(self, round: int, exploring: Collection[Axis] | None = None) -> None:
         """Deal the levels of a round; of what is not among ``exploring`` everybody has the base value."""
@@ -64,12 +81,12 @@ class FanOut:
             axis.name for axis in self.axes if not self._closed and axis in exploring and axis.spread > 0
         ]
         dealt = (
-            self._deal(self._arms, spread_out, seed=self.seed, round=round + self._first_round)
+            self._deal(self.arms, spread_out, seed=self.seed, round=round + self._first_round)
             if spread_out
             else []
         )
         by_name = dict(zip(spread_out, dealt, strict=True))
-        nobody = (0.0,) * self._arms
+        nobody = (0.0,) * self.arms
         self.levels = [by_name.get(axis.name, nobody) for axis in self.axes]
         own = [
             (axis, self._own(row))
@@ -87,16 +104,17 @@ class FanOut:
 
     def values_of(self, name: str) -> tuple[float, ...] | None:
         """What every arm has of one hyperparameter in this round; None where it is not explored."""
-        for axis, row in zip(self.axes, self.levels or [(0.0,) * self._arms] * len(self.axes), strict=True):
+        for axis, row in zip(self.axes, self.levels or [(0.0,) * self.arms] * len(self.axes), strict=True):
             if axis.name == name:
                 return axis.values(row)
         return None
 
     def _differs(self, row: Sequence[float]) -> bool:
-        return any(row[self._arm : self._arm + self._here])
+        return self.arm is not None and any(row[self.arm : self.arm + self._here])
 
     def _own(self, row: Sequence[float]) -> float | Tensor:
-        own = row[self._arm : self._arm + self._here]
+        assert self.arm is not None
+        own = row[self.arm : self.arm + self._here]
         return own[0] if self._here == 1 else torch.tensor(own, dtype=torch.float64)
 
     @property
@@ -107,10 +125,10 @@ class FanOut:
     def doubt(self) -> str:
         """Whether the design tells hyperparameters apart poorly."""
         count = sum(axis.spread > 0 for axis in self.axes)
-        if self._deal is not permuted or count < 2 or self._arms == 1 or count <= (self._arms - 1) / 2:
+        if self._deal is not permuted or count < 2 or self.arms == 1 or count <= (self.arms - 1) / 2:
             return ""
         return (
-            f"{self._arms} replicas with values of their own tell {count} hyperparameters apart poorly by "
+            f"{self.arms} replicas with values of their own tell {count} hyperparameters apart poorly by "
             "random permutations; use a multiple of 4 of them, or explore fewer"
         )
 

@@ -54,14 +54,22 @@ class GradientSharing:
         self._replicas = replicas
         among = replicas.size if gradients == "all" else 1 if gradients == "none" else gradients.size
         #: Whether ranks differ by more than what the optimizer makes of one gradient.
-        self.own_gradients = among < replicas.size
+        self.own_gradients = gradients != "all" if replicas.elastic else among < replicas.size
         #: Ranks that have all values in common.
         self.ranks_per_arm = among if self.own_gradients else 1
-        self.arms = replicas.size // self.ranks_per_arm
-        self.arm = replicas.rank // self.ranks_per_arm
-        if replicas.size > 1 and model is not None:
+        if replicas.several and model is not None:
             members = gradients.members if isinstance(gradients, Arms) else None
             refuse_wiring(caller, model, among, members)
+
+    @property
+    def arms(self) -> int:
+        """How many sets of values the replicas that are there now make."""
+        return self._replicas.size // self.ranks_per_arm
+
+    @property
+    def arm(self) -> int:
+        """Which of them is this rank's."""
+        return self._replicas.rank // self.ranks_per_arm
 
     def by_arm(self, values: Sequence[float]) -> tuple[float, ...]:
         """The mean of every arm's ranks: they are one replica, measured several times."""

@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 
 from hdet.engine import doubts
 from hdet.engine.agreement import bind_together
+from hdet.engine.attendance import Attendance, refuse_elastic
 from hdet.engine.converge import Converge
-from hdet.engine.design import Design, choose_design
+from hdet.engine.design import Design, choose_design, refit_design
 from hdet.engine.fan_out import FanOut, stack
 from hdet.engine.gradients import Gradients, GradientSharing, refuse_outer
 from hdet.engine.schedule import CoveredSchedule, Schedule
@@ -34,6 +35,7 @@ class Parts:
 
     sharing: GradientSharing
     fan_out: FanOut
+    attendance: Attendance
     converge: Converge
     sync: Sync
     schedule: CoveredSchedule
@@ -57,6 +59,7 @@ def assemble(
     total_steps: int | None,
 ) -> Parts:
     """Bind what is explored, and hand every policy what it moves. Every rank calls it."""
+    refuse_elastic(caller, replicas, optimizer, policies, gradients, outer, model)
     sharing = GradientSharing(caller, gradients, replicas, model)
     bound = bind_together(caller, replicas, optimizer, policies)
     axes = [axis for own in bound for axis in own]
@@ -70,6 +73,7 @@ def assemble(
         # One island alone has rounds, too: its outer optimizer steps.
         diverges = own_gradients or outer is not None or any(axis.spread > 0 for axis in axes)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
+        attendance = Attendance(replicas, sharing, fan_out)
         converge = Converge(replicas, optimizer, model, with_state=with_state, outer=outer)
         context = Context(
             caller, optimizer, replicas, total_steps, diverges, sharing.by_arm, fan_out.silenced
@@ -82,8 +86,9 @@ def assemble(
         return Parts(
             sharing,
             fan_out,
+            attendance,
             converge,
-            Sync(caller, replicas, sharing, fan_out, converge, diverges=diverges),
+            Sync(caller, replicas, sharing, fan_out, attendance, converge, diverges=diverges),
             covered,
             diverges=diverges,
             collinear=not own_gradients and outer is None and axes == fan_out.learning_rates,
@@ -120,6 +125,7 @@ def _fan_out(
         seed=seed,
         # Round 0 of the paper deals everything alike, which a joint estimate could not take apart.
         first_round=1 if jointly else 0,
+        refit=lambda arms: refit_design(caller, design, spread_out, arms, jointly=jointly),
     )
 
 
@@ -136,7 +142,7 @@ def _doubts(
     said += [fan_out.doubt()] if jointly else []
     for policy in policies:
         said += policy.doubts()
-        if replicas.size > 1:
+        if replicas.several:
             said += doubts.blind_signals(
                 policy.axes, own_gradients=sharing.own_gradients, by_training_loss=policy.needs_loss
             )
@@ -144,6 +150,6 @@ def _doubts(
 
 
 def _unseen_buffers(replicas: Replicas, model: nn.Module | None, diverges: bool) -> list[str]:
-    if replicas.size == 1 or replicas.here > 1 or model is not None or not diverges:
+    if not replicas.several or replicas.here > 1 or model is not None or not diverges:
         return []
     return ["model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"]

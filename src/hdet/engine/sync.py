@@ -11,15 +11,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hdet.engine.attendance import Attendance
 from hdet.engine.converge import Converge
 from hdet.engine.divergence import Measured
 from hdet.engine.fan_out import FanOut
 from hdet.engine.gradients import GradientSharing
 from hdet.engine.training_loss import TrainingLoss, mean_losses, sample_of
-from hdet.policies.base import Policy, Sample
+from hdet.history import SyncRecord
+from hdet.policies.base import Decided, Policy, Sample
 from hdet.replicas import Replicas
 
-__all__ = ["Gathered", "Sync"]
+__all__ = ["Gathered", "Sync", "record_of"]
 
 #: A row begins with step, round and distance, then the five numbers of a training loss.
 _LOSS_AT, _BASES_AT = 3, 8
@@ -49,6 +51,7 @@ class Sync:
         replicas: who meets.
         sharing: which of them share gradients.
         fan_out: whose values stand where.
+        attendance: who is here, and is heard.
         converge: the mean of the weights.
         diverges: whether there is anything to average.
     """
@@ -59,6 +62,7 @@ class Sync:
         replicas: Replicas,
         sharing: GradientSharing,
         fan_out: FanOut,
+        attendance: Attendance,
         converge: Converge,
         *,
         diverges: bool,
@@ -67,6 +71,7 @@ class Sync:
         self._replicas = replicas
         self._sharing = sharing
         self._fan_out = fan_out
+        self._attendance = attendance
         self._converge = converge
         self._diverges = diverges
 
@@ -86,15 +91,16 @@ class Sync:
         rows = self._replicas.gather([*row, *bases, *(value for own in measured for value in own)])
         self._check_steps(rows)
         measured_at = _BASES_AT + len(bases)
-        losses = [row[_LOSS_AT:_BASES_AT] for row in rows]
         self._check_bases([row[_BASES_AT:measured_at] for row in rows])
+        rows = self._attendance.heard(rows)
+        losses = [row[_LOSS_AT:_BASES_AT] for row in rows]
         return Gathered(
             divergence=divergence,
             distances=tuple(row[2] for row in rows),
             losses=mean_losses(losses),
             training=sample_of(losses),
             rows=_apart([row[measured_at:] for row in rows], [len(own) for own in measured]),
-            odd=odd,
+            odd=(*self._attendance.odd, *odd),
         )
 
     def _measure(self, where: str, parts: Sequence[tuple[Policy, Callable[[], _Row]]]) -> list[_Row]:
@@ -123,13 +129,14 @@ class Sync:
         own = own_losses[0] if own_losses else training.total()
         outer = self._converge.outer
         rows = self._replicas.gather([own, 1.0 if outer is None or outer.is_finite() else math.nan])
-        lost = [r for r, row in enumerate(rows) if not all(map(math.isfinite, row))]
+        joined = self._attendance.joined  # they hold another one's weights, and take the mean of the others
+        lost = [r for r, row in enumerate(rows) if r not in joined and not all(map(math.isfinite, row))]
         if not lost:
-            return self._converge(ends_round=ends_round)
-        if len(lost) == len(rows):
+            return self._converge(joined, ends_round=ends_round)
+        if len(lost) == len(rows) - len(joined):
             divergence, odd = self._converge(ends_round=ends_round)
             return divergence, (*odd, "no replica has a finite loss: the weights are lost")
-        divergence, odd = self._converge(lost, ends_round=ends_round)
+        divergence, odd = self._converge([*lost, *joined], ends_round=ends_round)
         out = [f"replica {r} left out of the mean: {_why_lost(rows[r][0])}" for r in lost]
         return divergence, (*odd, *out)
 
@@ -151,6 +158,32 @@ class Sync:
                 f"{', '.join(f'{row[k]:g}' for row in rows)}; load the same checkpoint everywhere, saved "
                 "within at_base(), and write the value on all ranks or none"
             )
+
+
+def record_of(
+    step: int,
+    round: int,
+    gathered: Gathered,
+    predicted: tuple[float, ...],
+    decided: Decided,
+    events: tuple[str, ...],
+    seconds: float,
+) -> SyncRecord:
+    """What a sync has seen and done, as the history keeps it."""
+    return SyncRecord(
+        step=step,
+        round=round,
+        losses=gathered.losses,
+        weights=decided.weights,
+        hyperparameters=decided.hyperparameters,
+        distance_measured=gathered.distances,
+        distance_predicted=predicted,
+        milliseconds=seconds * 1e3,
+        events=events,
+        horizon=decided.horizon,
+        held_out=decided.held_out,
+        held_out_mean=decided.held_out_mean,
+    )
 
 
 def _why_lost(loss: float) -> str:

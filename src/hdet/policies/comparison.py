@@ -68,7 +68,7 @@ class Comparison(Policy):
             self._held_out = HeldOut(self._probe, context.regularisers_off, context.replicas)
 
     def doubts(self) -> list[str]:
-        if self._probe is None or self._context.replicas.size > 1:
+        if self._probe is None or self._context.replicas.several:
             return []
         return ["there is one replica alone: nothing can be compared, and all values stay as they are"]
 

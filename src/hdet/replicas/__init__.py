@@ -4,7 +4,8 @@ It imports torch and no other room. The engine sees :class:`Replicas` alone; pro
 rows of one matrix (``stacked/``) are behind it."""
 
 from hdet.replicas.arms import Arms
-from hdet.replicas.base import Mean, Replicas
+from hdet.replicas.base import Mean, Replicas, Undone
+from hdet.replicas.fault_tolerant import FaultTolerantReplicas
 from hdet.replicas.find import ProcessGroup, find_replicas, local, replicas_of
 from hdet.replicas.process import ProcessReplicas
 from hdet.replicas.refusals import is_wired, refuse_wiring
@@ -13,12 +14,14 @@ from hdet.replicas.stacked import StackedReplicas
 
 __all__ = [
     "Arms",
+    "FaultTolerantReplicas",
     "Mean",
     "ProcessGroup",
     "ProcessReplicas",
     "Replicas",
     "SoloReplica",
     "StackedReplicas",
+    "Undone",
     "find_replicas",
     "is_wired",
     "local",

@@ -65,7 +65,7 @@ class BucketedMean:
 
     Args:
         tensors: what to average. Views of one memory (tied parameters) are averaged once.
-        size: the number of replicas.
+        size: the number of replicas, or who tells it: then it is asked for at every mean.
         all_reduce: starts an in-place sum over the replicas.
         wire: the dtype of the sums; float64 tensors are summed in float64 in any case.
         memory_bytes: the extra memory, on each device, that the buckets share.
@@ -76,7 +76,7 @@ class BucketedMean:
         self,
         tensors: Iterable[Tensor],
         *,
-        size: int,
+        size: int | Callable[[], int],
         all_reduce: Callable[[Tensor], Work],
         wire: torch.dtype = torch.float32,
         memory_bytes: int = MEMORY_BYTES,
@@ -146,10 +146,11 @@ class BucketedMean:
         bucket.unpack()
 
     def _divide(self, total: Tensor) -> None:
-        if self._size & (self._size - 1) == 0:
-            total.mul_(1 / self._size)  # exact, and on some CPUs three times as fast as a division
+        size = self._size() if callable(self._size) else self._size
+        if size & (size - 1) == 0:
+            total.mul_(1 / size)  # exact, and on some CPUs three times as fast as a division
         else:
-            total.div_(self._size)
+            total.div_(size)
 
 
 def flat_pieces(tensor: Tensor) -> list[Tensor]:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-__all__ = ["Mean", "Replicas"]
+__all__ = ["Mean", "Replicas", "Undone"]
 
 #: Replaces tensors by their mean over the replicas, in place; returns what was odd about them.
 Mean = Callable[[], tuple[str, ...]]
 
 
+class Undone(RuntimeError):
+    """A meeting failed half-way, and what it did was taken back; training goes on until the next one."""
+
+
 class Replicas(ABC):
     """N copies of one model that differ in what they explore."""
 
-    #: Of the first replica that this process holds.
+    #: Of the first replica that this process holds. Both are to be read when they are needed, not kept.
     rank: int
     size: int
+    #: Whether replicas come and go. Others are then known within a :meth:`meeting` alone; outside of it
+    #: rank and size are those of the last one, and a replica gathers, and agrees with, itself.
+    elastic: bool = False
     #: How many replicas this process holds. Where there are several, tensors have a first dimension for them.
     here: int = 1
     #: Who shares gradients, where the replicas themselves see to it.
@@ -44,6 +52,25 @@ class Replicas(ABC):
 
         Integer buffers cannot be averaged: they become their maximum, and a difference is reported.
         """
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others, or may be."""
+        return self.elastic or self.size > 1
+
+    def meeting(self) -> AbstractContextManager[None]:
+        """Within, those who are alive act together. Raises :class:`Undone` on leaving where that failed: all
+        that was given to :meth:`keep` is then as it was. Who joined has loaded the others' state on entering.
+        """
+        return nullcontext()
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:  # noqa: B027 — most cannot undo a mean
+        """These will change in this meeting, and are to be put back if it fails."""
+
+    def carry(  # noqa: B027 — most have nobody to hand it to
+        self, name: str, load: Callable[[Mapping[str, Any]], None], save: Callable[[], dict[str, Any]]
+    ) -> None:
+        """The state that one who joins is to load."""
 
     def buffers_of(self, model: nn.Module | None) -> list[Tensor]:
         """What the replicas hold beside parameters."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hdet.replicas.averaging import BucketedMean, Work
 from hdet.replicas.base import Mean, Replicas
+from hdet.replicas.integers import maximum_
 
 __all__ = ["ProcessReplicas"]
 
@@ -39,8 +40,6 @@ class ProcessReplicas(Replicas):
         patience: timedelta = PATIENCE,
     ) -> None:
         self._group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError(
                 f"process_group: this process (global rank {dist.get_rank()}) is not in the group; "
@@ -49,6 +48,17 @@ class ProcessReplicas(Replicas):
         sends_from_cpu = "gloo" in str(dist.get_backend(group)) or device.type == "cpu"
         self._device = torch.device("cpu") if sends_from_cpu else device
         self._patience = patience
+
+    # Asked for at every sync, never kept: a group that others carry may change its members in between.
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Of this process within the group."""
+        return dist.get_rank(self._group)
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """How many processes the group has now."""
+        return dist.get_world_size(self._group)
 
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
         rows = self._all_gather(torch.tensor(row, dtype=torch.float64, device=self._device))
@@ -70,34 +80,25 @@ class ProcessReplicas(Replicas):
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         integer = [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
         floating = [b for b in buffers if b.is_floating_point() or b.is_complex()]
-        mean = BucketedMean(tensors, size=self.size, all_reduce=self.all_reduce)
+        mean = BucketedMean(tensors, size=self._count, all_reduce=self.all_reduce)
         # Buffers are often constants (a mask's least float, a table of angles): in float64 equal ones stay
         # as they are, bit for bit.
         exact = torch.float32 if any(b.device.type == "mps" for b in floating) else torch.float64
-        mean_of_buffers = BucketedMean(floating, size=self.size, all_reduce=self.all_reduce, wire=exact)
+        mean_of_buffers = BucketedMean(floating, size=self._count, all_reduce=self.all_reduce, wire=exact)
 
         def converge() -> tuple[str, ...]:
             mean()
             mean_of_buffers()
-            return self._maximum(integer) if integer else ()
+            return maximum_(integer, self._device, self._maximum) if integer else ()
 
         return converge
 
-    @torch.no_grad()
-    def _maximum(self, tensors: Sequence[Tensor]) -> tuple[str, ...]:
-        """Integer buffers become their maximum; max(x) + max(−x) = 0 tells whether all were equal."""
-        values = torch.cat([t.reshape(-1).to(self._device, torch.int64) for t in tensors])
-        both = torch.cat([values, -values])
-        self._count_sum(both)
-        self._await(dist.all_reduce(both, dist.ReduceOp.MAX, self._group, async_op=True), both.is_cpu)
-        maximum, negative = torch.split(both, values.numel())
-        for tensor, new in zip(tensors, torch.split(maximum, [t.numel() for t in tensors]), strict=True):
-            if 0 not in tensor.stride():  # an expanded buffer repeats its elements and cannot be written
-                tensor.copy_(new.view(tensor.shape))
-        differing = int((maximum + negative).count_nonzero())
-        if differing:
-            return (f"{differing} integer buffer values differed: the maximum was taken",)
-        return ()
+    def _maximum(self, message: Tensor) -> None:
+        self._count_sum(message)
+        self._await(dist.all_reduce(message, dist.ReduceOp.MAX, self._group, async_op=True), message.is_cpu)
+
+    def _count(self) -> int:
+        return self.size
 
     def all_reduce(self, tensor: Tensor) -> Work:
         """Start the sum of a tensor over the replicas, in place."""
