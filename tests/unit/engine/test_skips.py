@@ -252,6 +252,6 @@ def test_flags_are_folded_and_remember_their_calls() -> None:
     other.note([torch.tensor(True)])
     assert other.ago() == [299, 200, 1, 0]
     assert Skips(heeded=False).ago() == []
-    announcer = Announcer("test", speaks=False, history=None)
+    announcer = Announcer("test", speaks=lambda: False, history=None)
     assert skips.take("test", SoloReplica(), announcer) == [298, 199, 0]
     assert skips.take("test", SoloReplica(), announcer) == []
