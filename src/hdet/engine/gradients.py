@@ -60,8 +60,10 @@ class GradientSharing:
         self.arms = replicas.size // self.ranks_per_arm
         self.arm = replicas.rank // self.ranks_per_arm
         if replicas.size > 1 and model is not None:
-            members = gradients.members if isinstance(gradients, Arms) else None
-            refuse_wiring(caller, model, among, members)
+            shared = isinstance(gradients, Arms) and gradients.average_every is None
+            members = gradients.members if isinstance(gradients, Arms) and shared else None
+            wired = gradients.sharing if isinstance(gradients, Arms) else among
+            refuse_wiring(caller, model, wired, members)
 
     def by_arm(self, values: Sequence[float]) -> tuple[float, ...]:
         """The mean of every arm's ranks: they are one replica, measured several times."""

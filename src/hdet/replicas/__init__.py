@@ -5,6 +5,7 @@ rows of one matrix (``stacked/``) are behind it."""
 
 from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas
+from hdet.replicas.compressed import Wire
 from hdet.replicas.find import ProcessGroup, find_replicas, local, replicas_of
 from hdet.replicas.process import ProcessReplicas
 from hdet.replicas.refusals import is_wired, refuse_wiring
@@ -19,6 +20,7 @@ __all__ = [
     "Replicas",
     "SoloReplica",
     "StackedReplicas",
+    "Wire",
     "find_replicas",
     "is_wired",
     "local",
