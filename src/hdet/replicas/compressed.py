@@ -22,12 +22,24 @@ from torch import Tensor
 
 from hdet.replicas.quantise import blocks_of, dequantise, quantise
 
-__all__ = ["CompressedMean", "Post", "Wire", "check_wire"]
+__all__ = ["CompressedMean", "Post", "Wire", "bucket_values", "check_wire"]
 
 #: What a displacement is rounded to on its way.
 Wire = Literal["bf16", "int8"]
-#: Values that travel together; what is unpacked at one time takes some ten times as many bytes.
+#: Values that travel together; what is unpacked at one time takes some ten times as many bytes. Of more than
+#: 64 replicas there are more, so that each still sends the other enough to be worth a message.
 BUCKET_VALUES = 4 << 20
+LEAST_PART_VALUES = 64 << 10
+MOST_BUCKET_VALUES = 32 << 20
+
+
+def bucket_values(size: int) -> int:
+    """How many values of so many replicas travel together.
+
+    >>> [bucket_values(n) >> 20 for n in (2, 64, 128, 4096)]
+    [4, 4, 8, 32]
+    """
+    return min(max(BUCKET_VALUES, LEAST_PART_VALUES * size), MOST_BUCKET_VALUES)
 
 
 def check_wire(caller: str, wire: Wire | None) -> None:
@@ -58,7 +70,7 @@ class CompressedMean:
         device: where they lie.
         post: the other replicas.
         wire: what values are rounded to on their way.
-        bucket_values: how many values travel together.
+        bucket: how many values travel together; by the number of replicas if None.
 
     Beside the pieces it keeps one float32 for each value and one for each value of this replica's shard.
     """
@@ -70,14 +82,15 @@ class CompressedMean:
         post: Post,
         *,
         wire: Wire = "int8",
-        bucket_values: int = BUCKET_VALUES,
+        bucket: int | None = None,
     ) -> None:
         self.lengths = list(lengths)
         self.device = device
         self._post = post
         self._wire = wire
         total = sum(lengths)
-        self._spans = [(at, min(at + bucket_values, total)) for at in range(0, total, bucket_values)]
+        bucket = bucket_values(post.size) if bucket is None else bucket
+        self._spans = [(at, min(at + bucket, total)) for at in range(0, total, bucket)]
         #: What has not been sent yet: of this replica's own values, and of the mean of its shard.
         self._own = [torch.zeros(end - at, device=device) for at, end in self._spans]
         self._shard = [torch.zeros(self._shard_of(end - at), device=device) for at, end in self._spans]

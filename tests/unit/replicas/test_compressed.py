@@ -53,9 +53,7 @@ class Team:
         table = Table(size)
         self.posts = [Post(table, rank) for rank in range(size)]
         cpu = torch.device("cpu")
-        self.means = [
-            CompressedMean(lengths, cpu, p, wire=wire, bucket_values=bucket_values) for p in self.posts
-        ]
+        self.means = [CompressedMean(lengths, cpu, p, wire=wire, bucket=bucket_values) for p in self.posts]
 
     def mean(self, pieces: list[list[Tensor]], starts: list[Tensor], lost: Sequence[int] = ()) -> None:
         def meet(rank: int) -> None:
