@@ -394,13 +394,15 @@ def fewer_bits_change_nothing(results: Results) -> Judged:
 
 
 def islands_end_as_plain(results: Results) -> Judged:
-    """A task and length counts if the islands' mean is not above plain data parallelism beyond the seeds."""
+    """A task and length counts if the islands' mean is not above plain data parallelism beyond the seeds;
+    seeds that differ by more than a quarter cannot tell."""
     places = []
     for line in _islands(results, "mean"):
         half = line["excess_half_width"]
         within = "" if half is None else f" ± {half:.0f}"
         text = f"{_length(line)} {signed(line['excess_percent'], '.0f')}{within} %"
-        places.append(Place(text, None if half is None else line["excess_percent"] - half <= 0))
+        tells = half is not None and half <= 25
+        places.append(Place(text, line["excess_percent"] - half <= 0 if tells else None))
     return at_places(headed("loss over DDP's", places))
 
 

@@ -129,8 +129,9 @@ _Processes = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters, fan-out and "
-        "islands: replicas. Of autotune: runs, or replicas, at a time. One on each core if not given.",
+        help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters: replicas. Of fan-out: "
+        "replicas. Of islands: replicas. Of autotune: runs, or replicas, at a time. One on each core if not "
+        "given.",
     ),
 ]
 _Minutes = Annotated[

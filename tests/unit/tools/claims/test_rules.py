@@ -365,6 +365,7 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([islands((1.0, 1.0, 1.5), (2.0, 1.0, 1.5))], PARTLY),
         ([islands((2.0, 1.0, 1.5))], NOT_HERE),
         ([islands((2.0, 1.0, None))], UNTESTED),
+        ([islands((-2.0, 1.0, 30.0))], UNTESTED),
     ],
     readme.an_outer_step_helps: [
         ([islands((0.0, 0.9, 1.0), (0.0, 0.8, 1.0))], HOLDS),
