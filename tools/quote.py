@@ -20,10 +20,12 @@ from hdet.bench.autotune.plan import AUTOTUNE
 from hdet.bench.fan_out import command as fan_out
 from hdet.bench.hyperparameters import analysis as hyperparameters_analysis
 from hdet.bench.hyperparameters import delay
+from hdet.bench.islands import command as islands
 from hdet.bench.regret.analysis import grid, misled
 from hdet.bench.regret.tables import detail, leading, matrix, unpaired_note
 from hdet.bench.replicas import command as replicas
 from hdet.bench.reproduce import text as reproduce_text
+from hdet.bench.scale import command as scale
 from hdet.bench.speed import feed, stacked
 from tools.claims import table as claims
 
@@ -257,9 +259,13 @@ _RENDER = {
     "stacked": stacked.markdown,
     "replicas": replicas.markdown,
     "fan-out": fan_out.markdown,
+    "islands": islands.markdown,
+    "scale": scale.markdown,
     "reproduce": reproduce_text.markdown,
 }
-_OVER_SEEDS = ("regret", "hyperparameters", "delay", "autotune", "replicas", "fan-out", "reproduce")
+_OVER_SEEDS = (
+    *("regret", "hyperparameters", "delay", "autotune", "replicas", "fan-out", "islands", "reproduce"),
+)
 _STATISTIC = {
     "autolr": "whole runs in the order A B B A",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds ± half of the 95 % confidence interval"),

@@ -21,7 +21,8 @@ from hdet.engine.schedule import Schedule
 from hdet.hyperparameters import Explorable, LearningRate, place_outer
 from hdet.policies import Fixed, Policy, Regression, Vote
 from hdet.probes import Probe
-from hdet.replicas import ProcessGroup, Replicas, replicas_of
+from hdet.replicas import ProcessGroup, Replicas, Wire, replicas_of
+from hdet.replicas.compressed import check_wire
 from hdet.schedules import Every
 from hdet.weights.outer import Outer, OuterStep
 
@@ -52,6 +53,9 @@ class Ensemble(Cycle):
             each arm. Where they are not shared by all, the optimizer's state is averaged with the weights.
         outer: an outer optimizer, which steps from the mean at every sync; for gradients that are not shared
             by all, and long rounds (T of 50 and more).
+        wire: ``"bf16"`` or ``"int8"`` sends the weights' displacements in half or a quarter of float32's
+            bytes, with error feedback; optimizer state and buffers travel as they are. It takes a copy of the
+            weights (with the host, or where ``outer`` keeps it) and 1 + 1/N in float32 on the device.
         model: makes its buffers known, which are then averaged too.
         process_group: the replicas; the default group if None, and this process alone without one.
         replicas: given instead of ``process_group`` by those who bring their own.
@@ -90,6 +94,7 @@ class Ensemble(Cycle):
         design: Design | None = None,
         gradients: Gradients = "all",
         outer: Outer | None = None,
+        wire: Wire | None = None,
         model: nn.Module | None = None,
         process_group: ProcessGroup | None = None,
         replicas: Replicas | None = None,
@@ -104,10 +109,10 @@ class Ensemble(Cycle):
             )
         if replicas is None:
             replicas = replicas_of("Ensemble", optimizer, model=model, process_group=process_group)
-        steps = None if outer is None else OuterStep(outer)
-        explore = place_outer(explore, None if steps is None else steps.group)
-        facts = {"sync_every": repr(sync_every), "control_after": repr(control_after)}
-        check_together("Ensemble", replicas, lambda: check_sync_every("Ensemble", sync_every), facts)
+        facts = {"sync_every": repr(sync_every), "control_after": repr(control_after), "wire": repr(wire)}
+        check_together("Ensemble", replicas, lambda: _check(sync_every, wire, gradients), facts)
+        steps = None if outer is None and wire is None else OuterStep("Ensemble", outer, wire)
+        explore = place_outer(explore, None if outer is None or steps is None else steps.group)
         super().__init__(
             optimizer,
             [_policy(explore, Every(sync_every), controller, probe, control_after)],
@@ -125,6 +130,16 @@ class Ensemble(Cycle):
 
     def __enter__(self) -> Ensemble:
         return self
+
+
+def _check(sync_every: int, wire: Wire | None, gradients: Gradients) -> None:
+    check_sync_every("Ensemble", sync_every)
+    check_wire("Ensemble", wire)
+    every = getattr(gradients, "average_every", None)
+    if every is not None and sync_every % every:
+        raise ValueError(
+            f"Ensemble: the arms' average_every must divide sync_every={sync_every}, got {every}"
+        )
 
 
 def _policy(

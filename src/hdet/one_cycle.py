@@ -39,8 +39,9 @@ from hdet.history import SyncRecord
 from hdet.hyperparameters import LearningRate, separate_learning_rates
 from hdet.policies import Fixed, Horizon, Policy, Vote
 from hdet.probes import Probe
-from hdet.replicas import ProcessGroup, Replicas, replicas_of
+from hdet.replicas import ProcessGroup, Replicas, Wire, replicas_of
 from hdet.schedules import Every, Windows
+from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import describe
 
 __all__ = ["OneCycleAutoLR"]
@@ -82,6 +83,8 @@ class OneCycleAutoLR(OneCycleLR):
         seed: of the reassignments. Global random states are never touched. Give two schedulers of one run
             (two optimizers) different seeds, or their replicas explore in step.
         model: makes buffers known, which are then averaged with the parameters.
+        wire: ``"bf16"`` or ``"int8"`` sends what replicas have moved by in half or a quarter of float32's
+            bytes, with error feedback (:class:`~hdet.Ensemble`).
         history: a JSONL file to which rank 0 appends one :class:`~hdet.SyncRecord` per sync.
 
     Example:
@@ -134,6 +137,7 @@ class OneCycleAutoLR(OneCycleLR):
         process_group: ProcessGroup | None = None,
         seed: int = 0,
         model: nn.Module | None = None,
+        wire: Wire | None = None,
         history: str | PathLike[str] | None = None,
     ) -> None:
         given = dict(locals())
@@ -175,6 +179,7 @@ class OneCycleAutoLR(OneCycleLR):
             replicas,
             schedule=_Curve(self),
             total_steps=self.total_steps,
+            outer=None if wire is None else OuterStep("OneCycleAutoLR", None, wire),
             model=model if probe is None else probe.model,
             seed=seed,
             history=history,

@@ -86,7 +86,7 @@ def in_arms(rank: int) -> Tensor:
     wrapped = arms.wrap(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
     ensemble = hdet.Ensemble(
-        optimizer, [], gradients=arms, outer=hdet.Outer(compress="int8"), sync_every=3, model=wrapped
+        optimizer, [], gradients=arms, outer=hdet.Outer(), wire="int8", sync_every=3, model=wrapped
     )
     for step in range(6):
         x, y = batch(rank, step)
@@ -105,8 +105,8 @@ def test_islands_may_be_arms(ranks: LocalProcesses) -> None:
 # ---------------------------------------------------------------------- what one rank alone runs into
 
 
-def lose_one(rank: int, compress: Any, by: str) -> dict[str, Any]:
-    island = Island(rank, hdet.Outer(compress=compress))
+def lose_one(rank: int, wire: Any, by: str) -> dict[str, Any]:
+    island = Island(rank, hdet.Outer(), wire=wire)
     events: list[str] = []
     velocities = []
     for step in range(STEPS):
@@ -123,11 +123,11 @@ def lose_one(rank: int, compress: Any, by: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("by", ["loss", "weights"])
-@pytest.mark.parametrize("compress", [None, "int8"])
+@pytest.mark.parametrize("wire", [None, "bf16", "int8"])
 def test_a_lost_replica_is_left_out_and_not_remembered(
-    ranks: LocalProcesses, compress: str | None, by: str
+    ranks: LocalProcesses, wire: str | None, by: str
 ) -> None:
-    results = ranks.run(lose_one, compress, by, size=3)
+    results = ranks.run(lose_one, wire, by, size=3)
     why = "its weights are not finite" if by == "weights" else "its loss is nan"
     for result in results:
         said = [event for event in result["events"] if "travel" not in event]
@@ -157,7 +157,7 @@ def test_replicas_that_began_apart_are_refused_on_all_ranks(ranks: LocalProcesse
 
 def skip_first(rank: int) -> Tensor:
     """A GradScaler skips a step on one rank alone, the first one of a round."""
-    island = Island(rank, hdet.Outer(compress="int8"), (hdet.OuterLR(),))
+    island = Island(rank, hdet.Outer(), (hdet.OuterLR(),), wire="int8")
     for step in range(STEPS):
         if rank == 2 and step % SYNC_EVERY == 0:
             island.ensemble.step(1.0)
@@ -175,13 +175,15 @@ def test_a_skipped_step_keeps_nobody_waiting(ranks: LocalProcesses) -> None:
 # ---------------------------------------------------------------------- eight bits
 
 
-def sent(rank: int, outer: hdet.Outer, momentum: float) -> dict[str, Any]:
+def sent(rank: int, outer: hdet.Outer, momentum: float, wire: Any = None) -> dict[str, Any]:
     torch.manual_seed(0)
     model = torch.nn.Linear(200, 200)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
     at_syncs = []
     with listening() as heard:
-        ensemble = hdet.Ensemble(optimizer, [], gradients="none", outer=outer, sync_every=2, model=model)
+        ensemble = hdet.Ensemble(
+            optimizer, [], gradients="none", outer=outer, wire=wire, sync_every=2, model=model
+        )
         for step in range(6):
             x = torch.randn(8, 200, generator=torch.Generator().manual_seed(10 * step + rank))
             loss = (model(x) - x).square().mean()
@@ -196,8 +198,8 @@ def sent(rank: int, outer: hdet.Outer, momentum: float) -> dict[str, Any]:
 
 def test_bytes_on_the_wire(ranks: LocalProcesses) -> None:
     """All that a rank sends at a sync, what ranks tell each other included; of the optimizer's state all."""
-    plain, packed = (ranks.run(sent, hdet.Outer(compress=how), 0.0) for how in (None, "int8"))
-    heavy = ranks.run(sent, hdet.Outer(compress="int8"), 0.9)
+    plain, packed = (ranks.run(sent, hdet.Outer(), 0.0, how) for how in (None, "int8"))
+    heavy = ranks.run(sent, hdet.Outer(), 0.9, "int8")
     weights = 200 * 201
     for a, b, c in zip(plain, packed, heavy, strict=True):
         for full, little, more in zip(a["sent"], b["sent"], c["sent"], strict=True):
@@ -229,12 +231,12 @@ def test_no_wait_for_bytes_is_without_a_bound(ranks: LocalProcesses, way: str) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("size", "wire"), [(2, "int8"), (3, "int8"), (4, "int8"), (3, "bf16")])
 def test_all_ranks_decode_the_same_and_stay_near_the_exact_run(
-    ranks: LocalProcesses, dtype: torch.dtype, size: int
+    ranks: LocalProcesses, dtype: torch.dtype, size: int, wire: str
 ) -> None:
     exact = ranks.run(trained, hdet.Outer(), {"dtype": dtype}, size=size)
-    packed = ranks.run(trained, hdet.Outer(compress="int8"), {"dtype": dtype}, size=size)
+    packed = ranks.run(trained, hdet.Outer(), {"dtype": dtype, "wire": wire}, size=size)
     for step in range(SYNC_EVERY - 1, STEPS, SYNC_EVERY):
         assert all_equal([r["after"][step] for r in packed])
     moved = (exact[0]["after"][-1] - exact[0]["ends"][0]).double().norm()
@@ -244,16 +246,22 @@ def test_all_ranks_decode_the_same_and_stay_near_the_exact_run(
 
 # ---------------------------------------------------------------------- state
 
-HOW: dict[str, tuple[hdet.Outer, tuple[Any, ...]]] = {
-    "plain": (hdet.Outer(), ()),
-    "int8": (hdet.Outer(compress="int8"), ()),
-    "explored exactly": (hdet.Outer(), (hdet.OuterLR(),)),
-    "explored": (hdet.Outer(compress="int8"), (hdet.OuterLR(), hdet.OuterMomentum())),
+HOW: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "plain": ((), None),
+    "int8": ((), "int8"),
+    "bf16": ((), "bf16"),
+    "explored exactly": ((hdet.OuterLR(),), None),
+    "explored": ((hdet.OuterLR(), hdet.OuterMomentum()), "int8"),
 }
 
 
+def island_of(rank: int, how: str) -> Island:
+    explore, wire = HOW[how]
+    return Island(rank, hdet.Outer(), explore, wire=wire, optimizer="adamw")
+
+
 def halved(rank: int, how: str, at: int | None) -> dict[str, Any]:
-    island = Island(rank, *HOW[how], optimizer="adamw")
+    island = island_of(rank, how)
     records = []
     for step in range(STEPS):
         if step == at:
@@ -261,7 +269,7 @@ def halved(rank: int, how: str, at: int | None) -> dict[str, Any]:
             torch.save(island.save(), file)
             island.ensemble.detach()
             file.seek(0)
-            island = Island(rank, *HOW[how], optimizer="adamw")
+            island = island_of(rank, how)
             island.load(torch.load(file, weights_only=True))
         record = island.step(step)
         records += [timeless(record)] if record else []
@@ -280,12 +288,12 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(ranks: LocalProcesses, ho
 
 
 def from_rank_0(rank: int, how: str) -> dict[str, Any]:
-    island = Island(rank, *HOW[how], optimizer="adamw")
+    island = island_of(rank, how)
     for step in range(2 * SYNC_EVERY):
         island.step(step)
     saved = [island.save()]
     dist.broadcast_object_list(saved)
-    island = Island(rank, *HOW[how], optimizer="adamw")
+    island = island_of(rank, how)
     island.load(saved[0])
     for step in range(2 * SYNC_EVERY, STEPS):
         island.step(step)

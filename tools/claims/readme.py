@@ -34,15 +34,19 @@ __all__ = [
     "ahead_of_peers",
     "ahead_of_searches",
     "all_at_once_beats_in_turn",
+    "an_outer_step_helps",
     "as_good_as_tuned",
     "averaging_beats_others",
     "averaging_near_the_limit",
     "call_costs_little",
     "changes_nothing",
+    "cost_is_predicted",
     "costs_two_percent",
     "crashes_as_well",
     "decision_steadies",
     "drawing_is_cheap",
+    "fewer_bits_change_nothing",
+    "islands_end_as_plain",
     "moves_a_few_percent",
     "near_the_sweep",
     "near_the_sweep_with_its_choice",
@@ -407,6 +411,65 @@ def drawing_is_cheap(results: Results) -> Judged:
             text = f"{row['source']}, {row['scale']} size {percent(row['share'], 1)}"
             places.append(Place(text, row["share"] <= 0.1))
     return at_places(places)
+
+
+def cost_is_predicted(results: Results) -> Judged:
+    """Seconds and bytes count each, if the prediction is within the goal at the median."""
+    places = []
+    for result in results.values():
+        for what, goal in result["goals"].items():
+            off = f"{percent(goal['measured'], 1)} at the median, {percent(goal['worst'], 0)} at worst"
+            places.append(Place(f"{what} off by {off}", goal["met"]))
+    return at_places(places)
+
+
+def fewer_bits_change_nothing(results: Results) -> Judged:
+    """A form of the wire counts if its final losses differ from float32's by no more than the seeds do."""
+    (result,) = results.values()
+    places = []
+    for row in result["measured"]["final_loss"]:
+        mean, half = row["over_float32_percent"], row["half_width"]
+        if row["wire"] != "float32":
+            text = f"{row['wire']} {signed(mean, '.1f')}{'' if half is None else f' ± {half:.1f}'} %"
+            places.append(Place(text, None if half is None else abs(mean) <= half))
+    return at_places(headed("loss over float32's", places))
+
+
+def islands_end_as_plain(results: Results) -> Judged:
+    """A task and length counts if the islands' mean is not above plain data parallelism beyond the seeds;
+    seeds that differ by more than a quarter cannot tell."""
+    places = []
+    for line in _islands(results, "mean"):
+        half = line["excess_half_width"]
+        within = "" if half is None else f" ± {half:.0f}"
+        text = f"{_length(line)} {signed(line['excess_percent'], '.0f')}{within} %"
+        tells = half is not None and half <= 25
+        places.append(Place(text, line["excess_percent"] - half <= 0 if tells else None))
+    return at_places(headed("loss over DDP's", places))
+
+
+def an_outer_step_helps(results: Results) -> Judged:
+    """A task and length counts if the outer step ends below the mean alone, intervals apart."""
+    means = {(line["workload"], line["steps"]): line for line in _islands(results, "mean")}
+    places = []
+    for line in _islands(results, "outer"):
+        other = means[line["workload"], line["steps"]]
+        halves = line["held_out_half_width"], other["held_out_half_width"]
+        text = f"{_length(line)} {line['held_out']:.3f} beside {other['held_out']:.3f}"
+        known = None not in halves
+        places.append(
+            Place(text, line["held_out"] + halves[0] < other["held_out"] - halves[1] if known else None)
+        )
+    return at_places(places)
+
+
+def _islands(results: Results, arm: str) -> list[Mapping[str, Any]]:
+    (result,) = results.values()
+    return [line for line in result["lines"] if line["arm"] == arm]
+
+
+def _length(line: Mapping[str, Any]) -> str:
+    return f"{line['workload']}, {line['steps']:,} steps"
 
 
 # ---------------------------------------------------------------------- reading

@@ -385,6 +385,30 @@ README = (
         _STEP,
     ),
     Claim(
+        "evidence, Scale",
+        "Collectives, a converge and the memory of every door are predicted within 30 %",
+        readme.cost_is_predicted,
+        ("scale",),
+    ),
+    Claim(
+        "evidence, Scale",
+        "Sending displacements in bf16 or int8, with error feedback, ends where float32 does",
+        readme.fewer_bits_change_nothing,
+        ("scale",),
+    ),
+    Claim(
+        "evidence, Islands",
+        "The mean of islands that meet every 50 steps is no worse than DDP on the same samples",
+        readme.islands_end_as_plain,
+        ("islands",),
+    ),
+    Claim(
+        "evidence, Islands",
+        "DiLoCo's outer step (0.7, momentum 0.9) is ahead of that mean",
+        readme.an_outer_step_helps,
+        ("islands",),
+    ),
+    Claim(
         "README, N replicas",
         "Eight stacked replicas have three times the throughput of eight processes on one device",
         readme.stacked_is_faster,

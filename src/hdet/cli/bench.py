@@ -31,6 +31,8 @@ class Benchmark(str, Enum):
     deepobs = "deepobs"
     lightbench = "lightbench"
     autotune = "autotune"
+    islands = "islands"
+    scale = "scale"
 
 
 #: Where each is measured.
@@ -43,6 +45,8 @@ _MODULES = {
     Benchmark.deepobs: "hdet.bench.deepobs.command",
     Benchmark.lightbench: "hdet.bench.lightbench.command",
     Benchmark.autotune: "hdet.bench.autotune.command",
+    Benchmark.islands: "hdet.bench.islands.command",
+    Benchmark.scale: "hdet.bench.scale.command",
 }
 
 
@@ -85,7 +89,8 @@ _Workloads = Annotated[
     str | None,
     typer.Option(
         callback=_known_workloads,
-        help="Of regret and fan-out: names of tasks, between commas; those of the table if not given.",
+        help="Of regret, fan-out and islands: names of tasks, between commas; those of the table if not "
+        "given.",
     ),
 ]
 _Optimizers = Annotated[
@@ -107,17 +112,19 @@ _Table = Annotated[Shown | None, typer.Option(help="Of regret: which table to pr
 _Seeds = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Of regret, hyperparameters, replicas, fan-out and autotune: how many; 3 if not given."
+        min=1,
+        help="Of regret, hyperparameters, replicas, fan-out, autotune, islands and scale: how many; 3 if not "
+        "given.",
     ),
 ]
 _Rows = Annotated[
     Path | None,
     typer.Option(
         dir_okay=False,
-        help="Of regret, hyperparameters, replicas, fan-out, lightbench and autotune: the file of finished "
-        "runs, which are not run again; runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl, "
-        "runs/replicas-DEVICE.jsonl, runs/fan-out.jsonl, runs/lightbench-DEVICE.jsonl or "
-        "runs/autotune-SCALE-DEVICE.jsonl if not given.",
+        help="Of regret, hyperparameters, replicas, fan-out, lightbench, autotune and islands: the file of "
+        "finished runs, which are not run again; runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl, "
+        "runs/replicas-DEVICE.jsonl, runs/fan-out.jsonl, runs/lightbench-DEVICE.jsonl, "
+        "runs/autotune-SCALE-DEVICE.jsonl or runs/islands.jsonl if not given.",
     ),
 ]
 _Processes = Annotated[
@@ -125,15 +132,16 @@ _Processes = Annotated[
     typer.Option(
         min=1,
         help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters: replicas. Of fan-out: "
-        "replicas. Of autotune: runs, or replicas, at a time. One on each core if not given.",
+        "replicas. Of islands: replicas. Of autotune: runs, or replicas, at a time. One on each core if not "
+        "given.",
     ),
 ]
 _Minutes = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Of regret, hyperparameters, replicas, fan-out, lightbench and autotune: after so long start no "
-        "further run, and end; with 0, regret and autotune make the table of the runs there are.",
+        help="Of regret, hyperparameters, replicas, fan-out, lightbench, autotune and islands: after so long "
+        "start no further run, and end; with 0, regret and autotune make the table of the runs there are.",
     ),
 ]
 _Published = Annotated[
@@ -164,6 +172,8 @@ _TAKES = {
     Benchmark.fan_out: _IN_PARTS - {"chart"} | {"workloads"},
     Benchmark.lightbench: _IN_PARTS - {"chart", "seeds"} | {"problems", "steps"},
     Benchmark.autotune: _IN_PARTS - {"chart"} | {"scale", "problems"},
+    Benchmark.islands: _IN_PARTS - {"chart"} | {"workloads"},
+    Benchmark.scale: frozenset({"seeds"}),
 }
 
 

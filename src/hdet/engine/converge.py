@@ -30,7 +30,7 @@ class Converge:
         optimizer: its parameters are averaged.
         model: its buffers are averaged too.
         with_state: so is what the optimizer remembers of the gradients, where replicas see different ones.
-        outer: steps from the mean, at the end of every round.
+        outer: steps from the mean, or makes it of displacements, at the end of every round.
     """
 
     def __init__(
@@ -105,12 +105,13 @@ class Converge:
             ends_round: whether an outer optimizer steps from there. Within a round the exact mean is all.
         """
         outer = self.outer if ends_round else None
-        packed = outer is not None and outer.compresses
-        mean = self.plan(with_weights=not packed)
-        gauge = self.begin() if ends_round else self._begin_gauge()
-        before = gauge.read()
         if outer is not None:
+            outer.begin()
             outer.check_start()
+        packed = outer is not None and outer.packs
+        mean = self.plan(with_weights=not packed)
+        gauge = self._begin_gauge()
+        before = gauge.read()
         self._replicas.keep([*self._averaged, *self._counters])
         if lost:
             self._leave_out(lost)

@@ -139,10 +139,8 @@ class Cycle:
 
     @property
     def replica_lrs(self) -> list[float]:
-        """The learning rate that this replica's next optimizer step uses, for each group.
-
-        Of several replicas in one process, the first one's; a record has all of them.
-        """
+        """The learning rate of this replica's next optimizer step for each group; of several in one process,
+        the first one's."""
         self._hooks.leave()
         arm = self._fan_out.arm
         own = [1.0 if arm is None else row[arm] for row in self._fan_out.multipliers]
@@ -176,6 +174,9 @@ class Cycle:
         for policy in self._following:
             if policy.after_step():
                 self._look_ahead()
+        if self._parts.within is not None and self._steps < self._sync_at:
+            for event in self._parts.within.after_step(self._steps, self._fan_out):
+                self._announcer.say(logging.WARNING, event)
         try:
             # The sync comes before the schedule moves on: its values are those of the step just taken.
             record = self._sync() if self._due() else None

@@ -58,8 +58,10 @@ class GradientSharing:
         #: Ranks that have all values in common.
         self.ranks_per_arm = among if self.own_gradients else 1
         if replicas.several and model is not None:
-            members = gradients.members if isinstance(gradients, Arms) else None
-            refuse_wiring(caller, model, among, members)
+            shared = isinstance(gradients, Arms) and gradients.average_every is None
+            members = gradients.members if isinstance(gradients, Arms) and shared else None
+            wired = gradients.sharing if isinstance(gradients, Arms) else among
+            refuse_wiring(caller, model, wired, members)
 
     @property
     def arms(self) -> int:

@@ -17,6 +17,7 @@ from hdet.engine.fan_out import FanOut, stack
 from hdet.engine.gradients import Gradients, GradientSharing, refuse_outer
 from hdet.engine.schedule import CoveredSchedule, Schedule
 from hdet.engine.sync import Sync
+from hdet.engine.within_arm import WithinArm, within_arm
 from hdet.hyperparameters import Axis, refuse_shared_places
 from hdet.policies.base import Context, Policy
 from hdet.replicas import Replicas
@@ -31,12 +32,13 @@ class Parts:
 
     ``diverges``: the replicas' weights differ between two syncs. ``collinear``: they do so along one line,
     and their distance follows from their multipliers. ``doubts``: what a user should know before training
-    begins."""
+    begins. ``within``: means of an arm's own, between syncs."""
 
     sharing: GradientSharing
     fan_out: FanOut
     attendance: Attendance
     converge: Converge
+    within: WithinArm | None
     sync: Sync
     schedule: CoveredSchedule
     diverges: bool
@@ -67,11 +69,16 @@ def assemble(
         jointly = any(policy.estimates_jointly for policy in policies)
         fan_out = _fan_out(caller, axes, replicas, sharing, design, seed, jointly=jointly)
         own_gradients = sharing.own_gradients
+        within = within_arm(caller, gradients, optimizer, model, policies)
+        outer_steps = outer is not None and outer.steps
         if outer is not None:
-            refuse_outer(caller, gradients)
+            if outer.steps:
+                refuse_outer(caller, gradients)
+            if outer.wire is not None:
+                _refuse_wire(caller, policies, outer.wire)
             outer.bind(caller, optimizer, replicas, fan_out.values_of, sharing.arm)
         # One island alone has rounds, too: its outer optimizer steps.
-        diverges = own_gradients or outer is not None or any(axis.spread > 0 for axis in axes)
+        diverges = own_gradients or outer_steps or any(axis.spread > 0 for axis in axes)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
         attendance = Attendance(replicas, sharing, fan_out)
         converge = Converge(replicas, optimizer, model, with_state=with_state, outer=outer)
@@ -88,10 +95,11 @@ def assemble(
             fan_out,
             attendance,
             converge,
-            Sync(caller, replicas, sharing, fan_out, attendance, converge, diverges=diverges),
+            within,
+            Sync(caller, replicas, sharing, fan_out, attendance, converge, within, diverges=diverges),
             covered,
             diverges=diverges,
-            collinear=not own_gradients and outer is None and axes == fan_out.learning_rates,
+            collinear=not own_gradients and not outer_steps and axes == fan_out.learning_rates,
             doubts=_doubts(optimizer, policies, replicas, sharing, fan_out, jointly)
             + _unseen_buffers(replicas, model, diverges),
         )
@@ -127,6 +135,16 @@ def _fan_out(
         first_round=1 if jointly else 0,
         refit=lambda arms: refit_design(caller, design, spread_out, arms, jointly=jointly),
     )
+
+
+def _refuse_wire(caller: str, policies: Sequence[Policy], wire: str) -> None:
+    """A horizon goes back to weights that all had, and its window's mean travels beside them."""
+    if any(policy.follows_weights for policy in policies):
+        raise ValueError(
+            f"{caller}: wire={wire!r} rounds the weights' displacements alone, and a horizon's window mean, "
+            "by which weights are judged and to which they go back, travels as it is; leave wire out, or "
+            "probe"
+        )
 
 
 def _doubts(

@@ -17,6 +17,7 @@ from hdet.engine.divergence import Measured
 from hdet.engine.fan_out import FanOut
 from hdet.engine.gradients import GradientSharing
 from hdet.engine.training_loss import TrainingLoss, mean_losses, sample_of
+from hdet.engine.within_arm import WithinArm
 from hdet.history import SyncRecord
 from hdet.policies.base import Decided, Policy, Sample
 from hdet.replicas import Replicas
@@ -53,6 +54,7 @@ class Sync:
         fan_out: whose values stand where.
         attendance: who is here, and is heard.
         converge: the mean of the weights.
+        within: the mean of an arm's, where its ranks share weights instead of gradients.
         diverges: whether there is anything to average.
     """
 
@@ -64,6 +66,7 @@ class Sync:
         fan_out: FanOut,
         attendance: Attendance,
         converge: Converge,
+        within: WithinArm | None = None,
         *,
         diverges: bool,
     ) -> None:
@@ -73,11 +76,13 @@ class Sync:
         self._fan_out = fan_out
         self._attendance = attendance
         self._converge = converge
+        self._within = within
         self._diverges = diverges
 
     def __call__(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
         """Meet. A collective: every rank calls it after the same step."""
         where = f"{self._caller}.step: step {steps}: the probe"
+        heard = () if self._within is None else self._within.meet(self._fan_out)
         # The probe comes before the mean: a replica that diverged is judged at its own points.
         at_own = self._measure(where, [(policy, policy.at_own) for policy in judging])
         own_losses = [policy.own_loss for policy in judging if policy.own_loss is not None]
@@ -100,7 +105,7 @@ class Sync:
             losses=mean_losses(losses),
             training=sample_of(losses),
             rows=_apart([row[measured_at:] for row in rows], [len(own) for own in measured]),
-            odd=(*self._attendance.odd, *odd),
+            odd=(*heard, *self._attendance.odd, *odd),
         )
 
     def _measure(self, where: str, parts: Sequence[tuple[Policy, Callable[[], _Row]]]) -> list[_Row]:

@@ -5,6 +5,7 @@ rows of one matrix (``stacked/``) are behind it."""
 
 from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas, Undone
+from hdet.replicas.compressed import Wire
 from hdet.replicas.fault_tolerant import FaultTolerantReplicas
 from hdet.replicas.find import ProcessGroup, find_replicas, local, replicas_of
 from hdet.replicas.process import ProcessReplicas
@@ -22,6 +23,7 @@ __all__ = [
     "SoloReplica",
     "StackedReplicas",
     "Undone",
+    "Wire",
     "find_replicas",
     "is_wired",
     "local",

@@ -1,18 +1,21 @@
 """Arms: groups of ranks that share their gradients, so that what acts through a gradient can be compared.
 
 One arm is plain data parallelism, as many arms as ranks is training on local gradients; in between,
-gradients are all-reduced inside an arm and weights are averaged over all ranks.
+gradients are all-reduced inside an arm and weights are averaged over all ranks. With ``average_every`` the
+ranks of an arm share weights instead, every so many steps: a hierarchy of means.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hdet.replicas.process import PATIENCE
+from hdet.replicas.base import Replicas
+from hdet.replicas.process import PATIENCE, ProcessReplicas
 
 __all__ = ["Arms"]
 
@@ -21,7 +24,13 @@ class Arms:
     """Divide the ranks into arms of equal size, consecutive ranks together.
 
     Args:
-        count: how many arms. It must divide the number of ranks.
+        count: how many arms. It must divide the number of ranks. By default an arm is the ranks of one
+            machine, as the launcher tells (``LOCAL_WORLD_SIZE``).
+        average_every: None shares gradients inside an arm, at every step. A number instead lets every rank
+            train by itself and become its arm's mean every so many steps; all ranks meet every
+            ``sync_every``, which it must divide. What is explored differs between arms alone, and is
+            decided where all meet. For links inside a machine that are too slow for a gradient at every
+            step; where they are not, share gradients: the same samples go further.
         process_group: the ranks to divide; all of them by default.
 
     Example::
@@ -31,7 +40,13 @@ class Arms:
         ensemble = hdet.Ensemble(optimizer, [hdet.Dropout(model)], gradients=arms, probe=probe, model=model)
     """
 
-    def __init__(self, count: int, *, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        count: int | None = None,
+        *,
+        average_every: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
         distributed = dist.is_available() and dist.is_initialized()
         ranks = dist.get_world_size(process_group) if distributed else 1
         if ranks < 1:
@@ -39,15 +54,19 @@ class Arms:
                 f"Arms: this process (global rank {dist.get_rank()}) is not in process_group; make arms only "
                 "on the group's own ranks"
             )
+        count = _machines(ranks, process_group) if count is None else count
         if isinstance(count, bool) or not isinstance(count, int) or count < 1 or ranks % count:
             dividers = [n for n in range(1, ranks + 1) if ranks % n == 0]
             raise ValueError(
                 f"Arms: count must divide the {ranks} rank{'s' if ranks > 1 else ''}, got {count!r}; use one "
                 f"of {', '.join(map(str, dividers))}"
             )
+        _check_average_every(average_every, count, ranks)
         rank = dist.get_rank(process_group) if distributed else 0
         self.count = count
         self.ranks = ranks
+        #: Steps between two means of this rank's arm, where its ranks do not share gradients.
+        self.average_every = average_every
         self._everybody = process_group
         #: The arm of this rank.
         self.index = rank // self.size
@@ -69,12 +88,23 @@ class Arms:
         return self.ranks // self.count
 
     def __repr__(self) -> str:
-        return f"Arms({self.count} of {self.size})"
+        every = "" if self.average_every is None else f", averaged every {self.average_every}"
+        return f"Arms({self.count} of {self.size}{every})"
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that share a gradient."""
+        return self.size if self.average_every is None else 1
+
+    def replicas(self, device: torch.device) -> Replicas:
+        """The ranks of this rank's arm."""
+        return ProcessReplicas(self.process_group, device)
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Start from rank 0's weights everywhere, and share gradients inside this rank's arm.
 
-        A collective: every rank calls it. An arm of one rank gets the model back as it is.
+        A collective: every rank calls it. Where a rank has its gradients to itself it gets the model back as
+        it is.
 
         Args:
             model: on its device already.
@@ -83,7 +113,7 @@ class Arms:
         if self.ranks == 1:
             return model
         self._broadcast([*model.parameters(), *model.buffers()])
-        if self.size == 1:
+        if self.sharing == 1:
             return model
         return nn.parallel.DistributedDataParallel(model, process_group=self.process_group, **options)
 
@@ -95,3 +125,29 @@ class Arms:
             values = tensor.detach().contiguous()
             dist.broadcast(values, self._source, self._everybody)
             tensor.detach().copy_(values)
+
+
+def _machines(ranks: int, process_group: dist.ProcessGroup | None) -> int:
+    """How many machines there are, whose ranks are numbered one after the other."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if process_group is None and ranks == 1:
+        return 1
+    if process_group is not None or not here.isdigit() or int(here) < 1 or ranks % int(here):
+        raise ValueError(
+            f"Arms: without count an arm is the ranks of one machine, and LOCAL_WORLD_SIZE={here!r} does not "
+            f"divide the {ranks} ranks{'' if process_group is None else ' of process_group'} into such; say "
+            "how many arms: Arms(count)"
+        )
+    return ranks // int(here)
+
+
+def _check_average_every(every: object, count: int, ranks: int) -> None:
+    if every is None:
+        return
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"Arms: average_every must be a number of steps of at least 1, got {every!r}")
+    if count == 1 and ranks > 1:
+        raise ValueError(
+            f"Arms: average_every={every} is for means of several arms, and there is one; with one, use "
+            f"gradients='none' and sync_every={every}"
+        )

@@ -18,11 +18,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["BucketedMean", "Work", "distinct_tensors", "flat_pieces"]
+__all__ = ["BucketedMean", "Work", "bucket_memory", "distinct_tensors", "flat_pieces"]
 
 #: All extra memory. Smaller buckets overlap better, larger ones cost fewer collectives (docs/log.md).
 MEMORY_BYTES = 48 << 20
 BUCKETS = 3
+#: A ring cuts a bucket into a part for each replica, and a smaller part costs its latency, not its bytes: of
+#: more than 64 replicas buckets are larger, up to a limit.
+LEAST_PART_BYTES = 256 << 10
+MOST_MEMORY_BYTES = 384 << 20
 #: A smaller bucket's collective costs more than it gains.
 LEAST_BUCKET_BYTES = 4 << 20
 #: From this size on a collective of its own costs less than packing and unpacking (docs/log.md).
@@ -68,7 +72,8 @@ class BucketedMean:
         size: the number of replicas, or who tells it: then it is asked for at every mean.
         all_reduce: starts an in-place sum over the replicas.
         wire: the dtype of the sums; float64 tensors are summed in float64 in any case.
-        memory_bytes: the extra memory, on each device, that the buckets share.
+        memory_bytes: the extra memory, on each device, that the buckets share; by the number of replicas if
+            None. It is the same on every rank, or their buckets would not be: so what is free is not asked.
         in_place_bytes: dense tensors of the wire's dtype from this size on are not packed.
     """
 
@@ -79,10 +84,11 @@ class BucketedMean:
         size: int | Callable[[], int],
         all_reduce: Callable[[Tensor], Work],
         wire: torch.dtype = torch.float32,
-        memory_bytes: int = MEMORY_BYTES,
+        memory_bytes: int | None = None,
         in_place_bytes: int = IN_PLACE_BYTES,
     ) -> None:
-        self._size = size
+        self._size: Callable[[], int] = size if callable(size) else lambda: size
+        memory_bytes = bucket_memory(self._size()) if memory_bytes is None else memory_bytes
         self._all_reduce = all_reduce
         self._in_place: list[Tensor] = []
         packed: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -120,6 +126,12 @@ class BucketedMean:
             raise AssertionError("BucketedMean: some element is not averaged exactly once")
 
     @property
+    def collective_bytes(self) -> list[int]:
+        """What is summed at a time, in order: whole tensors, then buckets."""
+        sums = [*self._in_place, *(bucket.flat for bucket in self._buckets)]
+        return [total.numel() * total.element_size() for total in sums]
+
+    @property
     def extra_bytes(self) -> int:
         """Memory held beside the tensors themselves."""
         return sum(memory.numel() for memory in self._memory.values())
@@ -146,11 +158,20 @@ class BucketedMean:
         bucket.unpack()
 
     def _divide(self, total: Tensor) -> None:
-        size = self._size() if callable(self._size) else self._size
+        size = self._size()
         if size & (size - 1) == 0:
             total.mul_(1 / size)  # exact, and on some CPUs three times as fast as a division
         else:
             total.div_(size)
+
+
+def bucket_memory(size: int) -> int:
+    """What the buckets of so many replicas may take together.
+
+    >>> [bucket_memory(n) >> 20 for n in (2, 64, 128, 4096)]
+    [48, 48, 96, 384]
+    """
+    return min(max(MEMORY_BYTES, BUCKETS * size * LEAST_PART_BYTES), MOST_MEMORY_BYTES)
 
 
 def flat_pieces(tensor: Tensor) -> list[Tensor]:

@@ -1,9 +1,12 @@
-"""The mean of displacements in eight bits a value, with error feedback: for links that are slow.
+"""The mean of displacements in eight or sixteen bits a value, with error feedback: for links that are slow.
 
-Every replica owns one of N shards. It sends each owner that owner's shard, quantised; the owner averages
-what it was sent and sends that to all, quantised again. So 2·(N−1)/N bytes leave a rank for every value, a
-quarter of what a ring sends in float32 whatever N is (an all-gather of all values would send N−1), and all
-ranks decode the same bytes: what they get is bit-equal.
+Every replica owns one of N shards. It sends each owner that owner's shard, rounded to what the wire holds;
+the owner averages what it was sent, in float32, and sends that to all, rounded again. 2·(N−1)/N codes leave
+a rank for every value: of int8 a quarter, of bf16 half of what a ring sends in float32, whatever N is (an
+all-gather of all values would send N−1). All ranks decode the same bytes: what they get is bit-equal.
+
+It is displacements that are rounded, never weights: a sum of weights in bf16 would lose what a round has
+moved them by, which is often less than bf16's step.
 
 What rounding took off is kept and added next time, on either way. Nothing is lost for good, and the mean over
 many rounds is that of the exact values.
@@ -12,25 +15,50 @@ many rounds is that of the exact values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from hdet.replicas.quantise import blocks_of, dequantise, quantise
 
-__all__ = ["CompressedMean", "Post"]
+__all__ = ["CompressedMean", "Post", "Wire", "bucket_values", "check_wire"]
 
-#: Values that travel together; what is unpacked at one time takes some ten times as many bytes.
+#: What a displacement is rounded to on its way.
+Wire = Literal["bf16", "int8"]
+#: Values that travel together; what is unpacked at one time takes some ten times as many bytes. Of more than
+#: 64 replicas there are more, so that each still sends the other enough to be worth a message.
 BUCKET_VALUES = 4 << 20
+LEAST_PART_VALUES = 64 << 10
+MOST_BUCKET_VALUES = 32 << 20
+
+
+def bucket_values(size: int) -> int:
+    """How many values of so many replicas travel together.
+
+    >>> [bucket_values(n) >> 20 for n in (2, 64, 128, 4096)]
+    [4, 4, 8, 32]
+    """
+    return min(max(BUCKET_VALUES, LEAST_PART_VALUES * size), MOST_BUCKET_VALUES)
+
+
+def check_wire(caller: str, wire: Wire | None) -> None:
+    """Raise ValueError for a format that there is not."""
+    if wire is not None and wire not in get_args(Wire):
+        raise ValueError(f"{caller}: wire must be None, 'bf16' or 'int8', got {wire!r}")
 
 
 @runtime_checkable
 class Post(Protocol):
     """How bytes get to other replicas, where they are processes of their own."""
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
 
     def scatter_bytes(self, rows: Tensor) -> Tensor:
         """Row r goes to replica r; what comes back has a row from each of them. A collective."""
@@ -46,7 +74,8 @@ class CompressedMean:
         lengths: of the pieces.
         device: where they lie.
         post: the other replicas.
-        bucket_values: how many values travel together.
+        wire: what values are rounded to on their way.
+        bucket: how many values travel together; by the number of replicas if None.
 
     Beside the pieces it keeps one float32 for each value and one for each value of this replica's shard.
     """
@@ -57,13 +86,16 @@ class CompressedMean:
         device: torch.device,
         post: Post,
         *,
-        bucket_values: int = BUCKET_VALUES,
+        wire: Wire = "int8",
+        bucket: int | None = None,
     ) -> None:
         self.lengths = list(lengths)
         self.device = device
         self._post = post
+        self._wire = wire
         total = sum(lengths)
-        self._spans = [(at, min(at + bucket_values, total)) for at in range(0, total, bucket_values)]
+        bucket = bucket_values(post.size) if bucket is None else bucket
+        self._spans = [(at, min(at + bucket, total)) for at in range(0, total, bucket)]
         #: What has not been sent yet: of this replica's own values, and of the mean of its shard.
         self._own = [torch.zeros(end - at, device=device) for at, end in self._spans]
         self._shard = [torch.zeros(self._shard_of(end - at), device=device) for at, end in self._spans]
@@ -100,14 +132,14 @@ class CompressedMean:
         rows = torch.zeros(size * shard, device=self.device)
         if heard:
             rows[:count] = values + self._own[bucket]
-        message, said = _encode(rows.view(size, shard))
+        message, said = _encode(rows.view(size, shard), self._wire)
         if heard:
             _keep(self._own[bucket], (rows - said.flatten())[:count])
-        arrived = _decode(self._post.scatter_bytes(message), shard)
+        arrived = _decode(self._post.scatter_bytes(message), shard, self._wire)
         mean = arrived.sum(0) / among + self._shard[bucket]
-        message, said = _encode(mean.unsqueeze(0))
+        message, said = _encode(mean.unsqueeze(0), self._wire)
         _keep(self._shard[bucket], mean - said[0])
-        return _decode(self._post.gather_bytes(message[0]), shard).flatten()[:count]
+        return _decode(self._post.gather_bytes(message[0]), shard, self._wire).flatten()[:count]
 
     def state_dict(self) -> dict[str, Any]:
         """What has not been sent yet; it is this replica's own."""
@@ -136,13 +168,18 @@ def _cut(lengths: Sequence[int], at: int, end: int) -> Iterable[tuple[int, int, 
         first += length
 
 
-def _encode(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _encode(rows: Tensor, wire: Wire) -> tuple[Tensor, Tensor]:
     """A message for each row, scales then codes, and what it says."""
+    if wire == "bf16":
+        short = rows.to(torch.bfloat16)
+        return short.view(torch.uint8), short.float()
     codes, scales = quantise(rows)
     return torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], dim=1), dequantise(codes, scales)
 
 
-def _decode(messages: Tensor, values: int) -> Tensor:
+def _decode(messages: Tensor, values: int, wire: Wire) -> Tensor:
+    if wire == "bf16":
+        return messages.contiguous().view(torch.bfloat16).float()
     scales, codes = torch.split(messages, [4 * blocks_of(values), values], dim=1)
     return dequantise(codes.contiguous().view(torch.int8), scales.contiguous().view(torch.float32))
 

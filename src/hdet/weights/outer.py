@@ -1,4 +1,5 @@
-"""The outer optimizer of islands: what it keeps from one sync to the next, and when it acts.
+"""The end of a round by what replicas have moved since it began: the outer optimizer of islands, and the mean
+of displacements where they travel in fewer bits. What is kept from one sync to the next, and when it acts.
 
 A round begins with the first optimizer step after a sync: there θ is copied, and, where the outer learning
 rate or momentum is explored, each replica moves to its own start (by a gradient, that first one, taken at θ).
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 
 from hdet.replicas import Replicas, local
 from hdet.replicas.averaging import distinct_tensors, flat_pieces
-from hdet.replicas.compressed import CompressedMean, Post
+from hdet.replicas.compressed import CompressedMean, Post, Wire, check_wire
 from hdet.weights.nesterov import apart, nesterov_, outer_gradient, wide
 from hdet.weights.parameters import trained_parameters
 from hdet.weights.room import copy_into, room_for, settled
@@ -44,12 +45,9 @@ class Outer:
     Args:
         lr: η. :class:`~hdet.OuterLR` explores it.
         momentum: μ. :class:`~hdet.OuterMomentum` explores it.
-        compress: ``"int8"`` sends displacements of the weights in eight bits a value, with error feedback: a
-            quarter of the bytes. The optimizer's state and buffers travel as they are.
         keep: where θ and v lie, ``"host"`` or ``"device"``.
 
-    It takes two copies of the weights, θ as they are and v in float32 (without momentum, θ alone);
-    ``"int8"`` takes 1 + 1/N more in float32, on the device.
+    It takes two copies of the weights, θ as they are and v in float32 (without momentum, θ alone).
 
     Example::
 
@@ -59,7 +57,6 @@ class Outer:
 
     lr: float = 0.7
     momentum: float = 0.9
-    compress: Literal["int8"] | None = None
     keep: Literal["host", "device"] = "host"
 
     def __post_init__(self) -> None:
@@ -67,20 +64,26 @@ class Outer:
             raise ValueError(f"Outer: lr must be a number above 0, got {self.lr!r}; 0.7 is usual")
         if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
             raise ValueError(f"Outer: momentum must lie in [0, 1), got {self.momentum!r}; 0.9 is usual")
-        if self.compress not in (None, "int8"):
-            raise ValueError(f"Outer: compress must be None or 'int8', got {self.compress!r}")
         if self.keep not in ("host", "device"):
             raise ValueError(f"Outer: keep must be 'host' or 'device', got {self.keep!r}")
 
 
 class OuterStep:
-    """Takes the outer steps of one run.
+    """Takes the outer steps of one run, or ends its rounds at the mean.
 
     Args:
-        outer: the settings.
+        caller: begins the errors.
+        outer: the settings; None where a round ends at the mean itself.
+        wire: what displacements are rounded to on their way to others; None sends weights as they are.
     """
 
-    def __init__(self, outer: Outer) -> None:
+    def __init__(self, caller: str, outer: Outer | None, wire: Wire | None = None) -> None:
+        check_wire(caller, wire)
+        #: Whether the mean is where an outer optimizer steps from.
+        self.steps = outer is not None
+        self.wire = wire
+        self._word = "outer" if self.steps else "wire"
+        outer = Outer(lr=1.0, momentum=0.0) if outer is None else outer
         if not isinstance(outer, Outer):
             got = f"the class {outer.__name__}" if isinstance(outer, type) else type(outer).__name__
             raise TypeError(f"outer must be an hdet.Outer, got {got}; write hdet.Outer()")
@@ -98,19 +101,19 @@ class OuterStep:
         self.begun = self._alike = False
 
     def __repr__(self) -> str:
-        return repr(self.settings)
+        return f"{self.settings!r} over {self.wire}" if self.steps else f"the mean over {self.wire}"
 
     @property
-    def compresses(self) -> bool:
-        """Whether :meth:`mean_` takes the place of the mean of the weights."""
-        return self.settings.compress is not None and self._replicas.size > 1
+    def packs(self) -> bool:
+        """Whether :meth:`mean_` takes the place of the mean of the weights at this round's end."""
+        return self.wire is not None and self._replicas.size > 1 and self._alike
 
     def bind(self, caller: str, optimizer: Optimizer, replicas: Replicas, values: Values, arm: int) -> None:
         """Where it acts; ``values`` tells what is explored, ``arm`` whose are this replica's."""
-        if self.settings.compress is not None and replicas.size > 1 and not isinstance(replicas, Post):
+        if self.wire is not None and replicas.size > 1 and not isinstance(replicas, Post):
             raise TypeError(
-                f"{caller}: compress={self.settings.compress!r} is for replicas in processes of their own, "
-                f"got {type(replicas).__name__}, between which nothing travels; leave compress out"
+                f"{caller}: wire={self.wire!r} is for replicas in processes of their own, got "
+                f"{type(replicas).__name__}, between which nothing travels; leave wire out"
             )
         self._caller = caller
         self._optimizer = optimizer
@@ -168,13 +171,19 @@ class OuterStep:
         return bool(torch.stack(every).all()) if every else True
 
     def check_start(self) -> None:
-        """All ranks began the round with the same weights, but for what they explore. A collective, once."""
+        """All ranks began the round with the same weights, but for what they explore. A collective, once.
+
+        Where no outer optimizer steps they may have begun apart (a warm noisy start): that round's mean is
+        exact, and from its end on all are alike.
+        """
         if self._alike or self._replicas.size == self._replicas.here:
             return
         settled()
         bits = sum(int(_bits(start)) for start in self._start.values()) % _EXACT_INTEGERS
         sums = [row[0] for row in self._replicas.gather([float(bits)])]
         if any(other != sums[0] for other in sums):
+            if not self.steps:
+                return
             odd = next(r for r, other in enumerate(sums) if other != sums[0])
             raise RuntimeError(
                 f"{self._caller}: with outer= all replicas must begin with the same weights, and rank {odd} "
@@ -194,7 +203,8 @@ class OuterStep:
         if self._packed is None or self._packed.lengths != lengths:
             device = next(iter(pieces.values())).device if pieces else torch.device("cpu")
             assert isinstance(self._replicas, Post), "bind has refused any other"
-            self._packed = CompressedMean(lengths, device, self._replicas)
+            assert self.wire is not None, "packs has said so"
+            self._packed = CompressedMean(lengths, device, self._replicas, wire=self.wire)
             if self._unsent is not None:
                 self._packed.load_state_dict(self._unsent)
             self._unsent = None
@@ -202,11 +212,14 @@ class OuterStep:
         self._packed(list(pieces.values()), starts, lost)
         sent, others = self._replicas.sent_bytes - before, self._replicas.size - 1
         exact = 8 * sum(lengths) * others // (others + 1)
-        return (_saves(sum(lengths), sent, exact),) if first and exact else ()
+        return (_saves(self.wire, sum(lengths), sent, exact),) if first and exact else ()
 
     @torch.no_grad()
     def step_(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
         """From the mean of the weights, where they stand, to the next θ; what was odd about it."""
+        if not self.steps:
+            self.begun = False
+            return ()
         pieces, starts = self._moved(parameters)
         self.begun = False
         both = list(zip(pieces.items(), starts, strict=True))
@@ -240,9 +253,9 @@ class OuterStep:
         unknown = [key for key in pieces if key not in self._start]
         if unknown:
             raise RuntimeError(
-                f"{self._caller}: with outer= the weights with which a round began must be known, and those "
-                f"of parameter {unknown[0].split('.')[0]} are not: it was unfrozen, or added, within a "
-                "round; do that directly after a sync"
+                f"{self._caller}: with {self._word}= the weights with which a round began must be known, and "
+                f"those of parameter {unknown[0].split('.')[0]} are not: it was unfrozen, or added, within "
+                "a round; do that directly after a sync"
             )
         return pieces, [self._start[key] for key in pieces]
 
@@ -292,10 +305,10 @@ class OuterStep:
         }
 
 
-def _saves(weights: int, sent: int, exact: int) -> str:
+def _saves(wire: str | None, weights: int, sent: int, exact: int) -> str:
     return (
-        f"{weights} weights travel in int8: a rank sends {sent} bytes for them at a sync, {sent / exact:.2f} "
-        f"of the {exact} of float32"
+        f"{weights} weights travel in {wire}: a rank sends {sent} bytes for them at a sync, "
+        f"{sent / exact:.2f} of the {exact} of float32"
     )
 
 

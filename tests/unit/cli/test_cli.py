@@ -187,7 +187,11 @@ def test_bench_hands_its_options_on_and_refuses_those_it_does_not_take(tmp_path,
     assert seen == {"seeds": 2, "rows": Path("kept.jsonl"), "processes": 1, "minutes": 1.5}
     for name, options, takers in (
         ("replicas", ["--chart", "drawn.svg"], "regret or hyperparameters"),
-        ("stacked", ["--seeds", "2"], "regret or hyperparameters or replicas or fan-out or autotune"),
+        (
+            "stacked",
+            ["--seeds", "2"],
+            "regret or hyperparameters or replicas or fan-out or autotune or islands or scale",
+        ),
         ("feed", ["--published"], "regret"),
         ("deepobs", ["--steps", "100"], "lightbench"),
     ):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hdet.replicas import averaging
 from hdet.replicas.averaging import BucketedMean, flat_pieces
 
 
@@ -164,3 +165,21 @@ def test_what_cannot_be_averaged_is_refused() -> None:
     for tensor in (torch.arange(3), torch.eye(3).to_sparse()):
         with pytest.raises(TypeError, match="only dense floating tensors"):
             BucketedMean([tensor], size=2, all_reduce=Echo(2).all_reduce)
+
+
+def test_buckets_grow_with_the_replicas_and_the_plan_is_the_same_on_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ring cuts a bucket into a part for each: parts of many replicas would be all latency."""
+    for name, value in (("MEMORY_BYTES", 120), ("LEAST_PART_BYTES", 4), ("MOST_MEMORY_BYTES", 480)):
+        monkeypatch.setattr(averaging, name, value)
+    monkeypatch.setattr(averaging, "LEAST_BUCKET_BYTES", 40)
+    largest = {}
+    for size in (2, 10, 20, 1000):
+        echo = Echo(size)
+        mean = BucketedMean([torch.ones(500)], size=size, all_reduce=echo.all_reduce)
+        mean()
+        assert sum(mean.collective_bytes) == 2000
+        assert [t.numel() * 4 for t in echo.sent] == mean.collective_bytes
+        largest[size] = max(mean.collective_bytes)
+    assert largest == {2: 40, 10: 40, 20: 80, 1000: 160}

@@ -181,7 +181,6 @@ def test_a_state_without_an_outer_optimizer_begins_one() -> None:
         ({"lr": math.nan}, "lr must be"),
         ({"lr": True}, "lr must be"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
-        ({"compress": "int4"}, "compress must be None or 'int8', got 'int4'"),
         ({"keep": "off"}, "keep must be 'host' or 'device'"),
     ],
 )
@@ -202,8 +201,8 @@ def test_anything_else_is_no_outer_optimizer() -> None:
 
 
 def test_where_nothing_travels_nothing_is_compressed() -> None:
-    with pytest.raises(TypeError, match=r"compress='int8' is for replicas in processes.*got Alike"):
-        island(Net(), hdet.Outer(compress="int8"), replicas=Alike())
+    with pytest.raises(TypeError, match=r"wire='int8' is for replicas in processes.*got Alike"):
+        island(Net(), hdet.Outer(), wire="int8", replicas=Alike())
 
 
 def test_a_parameter_whose_start_is_not_known() -> None:

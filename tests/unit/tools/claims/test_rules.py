@@ -132,6 +132,34 @@ def fan_out(*differences: tuple[float, float | None]) -> dict[str, Any]:
     return {"lines": [{"arm": "probes", "spread": 0.0, "replicas": 1, "chosen": {}}, *lines]}
 
 
+def cost(seconds: float, memory: float) -> dict[str, Any]:
+    """How far predictions are off."""
+    found = {"seconds": seconds, "memory": memory}
+    return {
+        "goals": {name: {"measured": off, "worst": 2 * off, "met": off <= 0.3} for name, off in found.items()}
+    }
+
+
+def wires(*over: tuple[float, float | None]) -> dict[str, Any]:
+    """What forms of the wire end at, beside float32."""
+    rows = [
+        {"wire": f"int{k}", "over_float32_percent": mean, "half_width": half}
+        for k, (mean, half) in enumerate(over)
+    ]
+    first = {"wire": "float32", "over_float32_percent": 0.0, "half_width": 0.0}
+    return {"measured": {"final_loss": [first, *rows]}}
+
+
+def islands(*ends: tuple[float, float, float | None]) -> dict[str, Any]:
+    """For each length the mean's excess over DDP, the outer step's loss beside 1, and half of an interval."""
+    lines = []
+    for k, (excess, outer, half) in enumerate(ends):
+        known: dict[str, Any] = {"workload": "digits", "steps": 100 * (k + 1), "excess_half_width": half}
+        known |= {"held_out_half_width": half and half / 100, "excess_percent": excess}
+        lines += [{**known, "arm": "mean", "held_out": 1.0}, {**known, "arm": "outer", "held_out": outer}]
+    return {"lines": lines}
+
+
 CASES: dict[Any, list[tuple[Any, Verdict]]] = {
     paper.baseline_crashes: [
         ([a_table(paper_crashes={HIGH: 3})], HOLDS),
@@ -355,6 +383,30 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([goals(a=True, b=True)], HOLDS),
         ([goals(a=True, b=False)], PARTLY),
         ([goals(a=False)], NOT_HERE),
+    ],
+    readme.cost_is_predicted: [
+        ([cost(0.3, 0.01)], HOLDS),
+        ([cost(0.4, 0.01)], PARTLY),
+        ([cost(0.4, 0.5)], NOT_HERE),
+    ],
+    readme.fewer_bits_change_nothing: [
+        ([wires((1.0, 1.5), (-1.0, 1.5))], HOLDS),
+        ([wires((1.0, 1.5), (2.0, 1.5))], PARTLY),
+        ([wires((2.0, 1.5))], NOT_HERE),
+        ([wires((2.0, None))], UNTESTED),
+    ],
+    readme.islands_end_as_plain: [
+        ([islands((1.0, 1.0, 1.5), (-5.0, 1.0, 1.5))], HOLDS),
+        ([islands((1.0, 1.0, 1.5), (2.0, 1.0, 1.5))], PARTLY),
+        ([islands((2.0, 1.0, 1.5))], NOT_HERE),
+        ([islands((2.0, 1.0, None))], UNTESTED),
+        ([islands((-2.0, 1.0, 30.0))], UNTESTED),
+    ],
+    readme.an_outer_step_helps: [
+        ([islands((0.0, 0.9, 1.0), (0.0, 0.8, 1.0))], HOLDS),
+        ([islands((0.0, 0.9, 1.0), (0.0, 0.99, 1.0))], PARTLY),
+        ([islands((0.0, 0.99, 1.0), (0.0, 1.3, 1.0))], NOT_HERE),
+        ([islands((0.0, 0.9, None))], UNTESTED),
     ],
     readme.drawing_is_cheap: [
         ([drawing(0.1, 0.02)], HOLDS),
