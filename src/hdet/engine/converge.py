@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.engine.divergence import Divergence, Measured
-from hdet.replicas import Mean, Replicas, local
+from hdet.replicas import Mean, Replicas, give_up_gathered, local, state_of
 from hdet.replicas.averaging import distinct_tensors
 from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import trained_parameters
@@ -70,9 +70,7 @@ class Converge:
     def _begin_gauge(self) -> Divergence:
         if self._gauge is None:
             # A group added later is averaged, but not explored.
-            groups = trained_parameters(self._optimizer)[: self._groups]
-            weights = [[local(p) for p in group] for group in groups]
-            self._gauge = Divergence(weights, self._replicas.here)
+            self._gauge = Divergence(trained_parameters(self._optimizer)[: self._groups], self._replicas)
         return self._gauge
 
     def forget(self) -> None:
@@ -113,6 +111,7 @@ class Converge:
         if outer is not None:
             events += outer.step_(self._parameters)
             self._gauge = None  # the next round begins elsewhere
+        give_up_gathered(self._model)
         return measured, events
 
     @torch.no_grad()
@@ -158,7 +157,7 @@ class Converge:
         """Floating tensors that the optimizer keeps for a parameter; a counter of steps is none."""
         return [
             (name, local(value))
-            for name, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            for name, value in sorted(state_of(self._optimizer).get(parameter, {}).items())
             if isinstance(value, Tensor)
             and (value.is_floating_point() or value.is_complex())
             and name != "step"
@@ -169,10 +168,10 @@ class Converge:
         kept = [
             [(name, tuple(value.shape)) for name, value in self._kept(parameter)] for parameter in parameters
         ]
-        digest = zlib.crc32(repr([tuple(p.shape) for p in parameters] + kept).encode())
+        digest = zlib.crc32(repr([tuple(local(p).shape) for p in parameters] + kept).encode())
         having = sum(bool(names) for names in kept)
-        rows = self._replicas.gather([float(digest), float(len(parameters)), float(having)])
-        if any(row[0] != rows[0][0] for row in rows):
+        rows = self._replicas.gather_ranks([float(digest), float(len(parameters)), float(having)])
+        if any(row[0] != rows[r % self._replicas.parts][0] for r, row in enumerate(rows)):
             seen = ", ".join(f"rank {r} for {int(row[2])} of {int(row[1])}" for r, row in enumerate(rows))
             raise RuntimeError(
                 "converge: the optimizer must keep the same state for the same parameters on all ranks, and "

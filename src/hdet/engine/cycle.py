@@ -81,7 +81,7 @@ class Cycle:
         self._policies = list(policies)
         self._replicas = replicas
         self._total_steps = total_steps
-        self._announcer = Announcer(caller, speaks=replicas.rank == 0, history=history)
+        self._announcer = Announcer(caller, speaks=replicas.place == 0, history=history)
         obstacle = self._announcer.obstacle
         facts = {k: v for policy in policies for k, v in policy.facts().items()}
         facts |= {"total_steps": repr(total_steps), "explore": repr([policy.explore for policy in policies])}
@@ -265,7 +265,7 @@ class Cycle:
             "explored": [axis.state_dict() for axis in self._fan_out.axes],
             "policies": [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies],
             "explained": self._explained,
-            "loss": self._training_loss.state_dict(self._replicas.rank),
+            "loss": self._training_loss.state_dict(self._replicas.place),
             **state.of_outer(self._parts.converge.outer),
         }
 
@@ -286,7 +286,7 @@ class Cycle:
             self._policies[policy].start(self._steps)
             if of_policy is not None:
                 self._policies[policy].load_state_dict(of_policy)
-        self._training_loss.load_state_dict(saved["loss"], self._replicas.rank)
+        self._training_loss.load_state_dict(saved["loss"], self._replicas.place)
         self._parts.converge.forget()
         state.load_outer(self._parts.converge.outer, saved)
         self._hooks.count()  # a step taken before is another run's

@@ -46,8 +46,9 @@ class GradientSharing:
                 f"{gradients.ranks}; give Arms and {caller} the same process_group"
             )
         if replicas.gradients not in (None, gradients):
+            how = "were stacked with" if replicas.here > 1 else "share by the model's own mesh"
             raise ValueError(
-                f"{caller}: gradients must be what the replicas were stacked with, {replicas.gradients!r}, "
+                f"{caller}: gradients must be what the replicas {how}, {replicas.gradients!r}, "
                 f"got {gradients!r}; give both the same"
             )
         self._caller = caller

@@ -14,11 +14,12 @@ from hdet.engine.converge import Converge
 from hdet.engine.design import Design, choose_design
 from hdet.engine.fan_out import FanOut, stack
 from hdet.engine.gradients import Gradients, GradientSharing, refuse_outer
+from hdet.engine.optimizers import parts_of
 from hdet.engine.schedule import CoveredSchedule, Schedule
 from hdet.engine.sync import Sync
 from hdet.hyperparameters import Axis, refuse_shared_places
 from hdet.policies.base import Context, Policy
-from hdet.replicas import Replicas
+from hdet.replicas import Replicas, refuse_divergence
 from hdet.weights.outer import OuterStep
 
 __all__ = ["Parts", "assemble"]
@@ -69,6 +70,8 @@ def assemble(
             outer.bind(caller, optimizer, replicas, fan_out.values_of, sharing.arm)
         # One island alone has rounds, too: its outer optimizer steps.
         diverges = own_gradients or outer is not None or any(axis.spread > 0 for axis in axes)
+        if diverges and design != "in turn":  # what one model tries in turn needs no other
+            refuse_divergence(caller, parts_of(optimizer), replicas)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
         converge = Converge(replicas, optimizer, model, with_state=with_state, outer=outer)
         context = Context(
@@ -146,4 +149,7 @@ def _doubts(
 def _unseen_buffers(replicas: Replicas, model: nn.Module | None, diverges: bool) -> list[str]:
     if replicas.size == 1 or replicas.here > 1 or model is not None or not diverges:
         return []
-    return ["model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"]
+    said = "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"
+    if replicas.parts > 1:
+        said += ", and weights that FSDP keeps gathered after a forward pass alone are not given up"
+    return [said]

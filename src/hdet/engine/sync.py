@@ -30,8 +30,8 @@ _Row = Sequence[float | Tensor]
 class Gathered:
     """What is known after a sync; ``divergence`` alone is this rank's own.
 
-    ``losses`` and ``distances`` are of every rank, ``training`` of all together; ``rows`` has, for each
-    policy that judges, what it measured on every rank; ``odd`` is what should be told."""
+    ``losses`` and ``distances`` are of every replica, ``training`` of all together; ``rows`` has, for each
+    policy that judges, what it measured on every replica; ``odd`` is what should be told."""
 
     divergence: Measured
     distances: tuple[float, ...]
@@ -83,11 +83,12 @@ class Sync:
         row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
         bases = [axis.base for axis in self._fan_out.axes if axis.may_part]
         measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
-        rows = self._replicas.gather([*row, *bases, *(value for own in measured for value in own)])
-        self._check_steps(rows)
+        every = self._replicas.gather_ranks([*row, *bases, *(value for own in measured for value in own)])
+        self._check_steps(every)
         measured_at = _BASES_AT + len(bases)
+        self._check_bases([row[_BASES_AT:measured_at] for row in every])
+        rows = self._replicas.of_replicas(every)
         losses = [row[_LOSS_AT:_BASES_AT] for row in rows]
-        self._check_bases([row[_BASES_AT:measured_at] for row in rows])
         return Gathered(
             divergence=divergence,
             distances=tuple(row[2] for row in rows),

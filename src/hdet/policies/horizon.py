@@ -111,11 +111,11 @@ class Horizon(Policy):
         self._context, optimizer = context, context.optimizer
         self._scopes = Scopes.of(self._scope, self._parts, len(optimizer.param_groups))
         groups, apart = self._scopes.cut
-        among = context.replicas if context.diverges else None
+        among, diverges = context.replicas, context.diverges
         self._points = None
         if self._scopes.apart or (context.diverges and not self._averaged):
-            self._points = PointsTrail(optimizer, groups, among, apart=apart)
-        self._trail = self._points or Trail(optimizer, groups, among)
+            self._points = PointsTrail(optimizer, groups, among, diverges=diverges, apart=apart)
+        self._trail = self._points or Trail(optimizer, groups, among, diverges=diverges)
         refuse_frozen(context.caller, self._trail.weights)
         weights = [local(p) for group in optimizer.param_groups for p in group["params"]]
         self.incumbent = Incumbent(
@@ -192,7 +192,7 @@ class Horizon(Policy):
                 if self._points is None:  # the weights of now are p
                     self._previous_middle = [float(self._clock.began) for _ in self._states]
             # Several ranks could disagree by a step, and wait for each other: they look at its end.
-            self._trail.begin(self._clock.length, alone=self._context.replicas.size == 1)
+            self._trail.begin(self._clock.length, alone=self._context.replicas.ranks == 1)
         if self._fresh:
             self._trail.start()
             if self.incumbent.keeper.choice.kept is None:

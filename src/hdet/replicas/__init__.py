@@ -1,15 +1,19 @@
 """Who else trains this model, and how to meet them: the only room that knows ``torch.distributed``.
 
-It imports torch and no other room. The engine sees :class:`Replicas` alone; processes, one lone process and
-rows of one matrix (``stacked/``) are behind it."""
+It imports torch and no other room. The engine sees :class:`Replicas` alone; processes, replicas that lie on
+several of them, one lone process and rows of one matrix (``stacked/``) are behind it."""
 
 from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas
-from hdet.replicas.find import ProcessGroup, find_replicas, local, replicas_of
+from hdet.replicas.find import ProcessGroup, find_replicas, replicas_of
+from hdet.replicas.layout import is_flat
+from hdet.replicas.local import give_up_gathered, local, sharded_like
 from hdet.replicas.process import ProcessReplicas
-from hdet.replicas.refusals import is_wired, refuse_wiring
+from hdet.replicas.refusals import is_wired, refuse_divergence, refuse_wiring
+from hdet.replicas.sharded import ShardedReplicas
 from hdet.replicas.solo import SoloReplica
 from hdet.replicas.stacked import StackedReplicas
+from hdet.replicas.zero import state_of
 
 __all__ = [
     "Arms",
@@ -17,11 +21,17 @@ __all__ = [
     "ProcessGroup",
     "ProcessReplicas",
     "Replicas",
+    "ShardedReplicas",
     "SoloReplica",
     "StackedReplicas",
     "find_replicas",
+    "give_up_gathered",
+    "is_flat",
     "is_wired",
     "local",
+    "refuse_divergence",
     "refuse_wiring",
     "replicas_of",
+    "sharded_like",
+    "state_of",
 ]
