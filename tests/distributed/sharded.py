@@ -21,11 +21,11 @@ SAMPLES = 16
 class Uneven(nn.Module):
     """Shapes that no number of ranks divides, and biases too short to reach the last rank."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, wide: int = 7, narrow: int = 3, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self.one = nn.Linear(5, 7, dtype=dtype)
-        self.two = nn.Linear(7, 3, dtype=dtype)
-        self.last = nn.Linear(3, 1, dtype=dtype)
+        self.one = nn.Linear(5, wide, dtype=dtype)
+        self.two = nn.Linear(wide, narrow, dtype=dtype)
+        self.last = nn.Linear(narrow, 1, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.last(torch.tanh(self.two(torch.tanh(self.one(x)))))
@@ -34,16 +34,16 @@ class Uneven(nn.Module):
 
 def replicas_in(layout: str) -> int:
     """How many replicas the four ranks of a layout are (two of DDP)."""
-    return 1 if layout in ("solo", "fsdp2", "fsdp1", "tp", "zero") else 2
+    return 2 if layout in ("ddp", "hsdp", "tp x dp", "hsdp x tp") or "hybrid" in layout else 1
 
 
 def whose(layout: str, rank: int) -> tuple[int, int, int]:
     """The replica of a rank, its part, and how many parts there are, as far as data go."""
     world = dist.get_world_size()
     parts = world // replicas_in(layout)
-    if layout in ("tp", "tp x dp"):  # the ranks of a replica see the same
-        return rank // parts, 0, 1
-    return rank // parts, rank % parts, parts
+    tensor = {"tp": parts, "tp x dp": parts, "fsdp2 x tp": 2, "hsdp x tp": 2}.get(layout, 1)
+    # Ranks that hold parts of one matrix see the same data.
+    return rank // parts, rank % parts // tensor, parts // tensor
 
 
 def batch(number: int, layout: str, rank: int, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
@@ -70,6 +70,8 @@ def place(model: Any, layout: str, **options: Any) -> Any:
     if layout == "fsdp2":
         fully_shard(model.one, **options)
         return fully_shard(model, **options) or model
+    if "tp" in layout:
+        return place_matrices(model, layout)
     if layout.startswith("fsdp1"):
         hybrid = "hybrid" in layout
         if hybrid:
@@ -79,6 +81,22 @@ def place(model: Any, layout: str, **options: Any) -> Any:
         shared: dict[str, Any] = {"sharding_strategy": strategy, "use_orig_params": keep, "device_id": here}
         model.one = FullyShardedDataParallel(model.one, **shared, **options)
         return FullyShardedDataParallel(model, **shared, **options)
+    return model
+
+
+def place_matrices(model: Any, layout: str) -> Any:
+    """Tensor parallelism: alone, beside data parallelism by hand, and below (H)SDP."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    sizes = {"tp": (1, 1, 4), "tp x dp": (2, 1, 2), "fsdp2 x tp": (1, 2, 2), "hsdp x tp": (2, 1, 2)}[layout]
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard", "tensor"))
+    parallelize_module(model, mesh["tensor"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+    if layout == "fsdp2 x tp":
+        fully_shard(model, mesh=mesh["shard"])
+    elif layout == "hsdp x tp":
+        fully_shard(model, mesh=mesh["replicate", "shard"])
+    elif layout == "tp x dp":
+        model.replicate = mesh.get_group("replicate")
     return model
 
 
@@ -99,11 +117,12 @@ class Run:
         *,
         seed: int = 0,
         decay: float = 0.01,
+        widths: tuple[int, ...] = (),
         **options: Any,
     ) -> None:
         torch.manual_seed(seed)
         self.rank, self.layout, self.number = rank, layout, 0
-        self.model = place(Uneven(), layout, **options)
+        self.model = place(Uneven(*widths), layout, **options)
         kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
         settings: dict[str, Any] = {"lr": 0.01, "weight_decay": decay}
         if optimizer == "sgd":
@@ -130,6 +149,10 @@ class Run:
         self.optimizer.zero_grad()
         loss = self.loss(batch(self.number, self.layout, self.rank)) * self.scale.get(self.number, 1.0)
         loss.backward()
+        if group := getattr(self.model, "replicate", None):
+            for parameter in self.model.parameters():
+                dist.all_reduce(local(parameter.grad), group=group)
+                local(parameter.grad).div_(dist.get_world_size(group))
         self.optimizer.step()
         self.number += 1
         return loss.detach()

@@ -103,3 +103,16 @@ def test_auto_lr(ranks: LocalProcesses, layout: str, options: dict[str, Any]) ->
     assert (found["handed"].kind, found["handed"].step) == (expected["handed"].kind, expected["handed"].step)
     for name, weight in expected["after"].items():
         torch.testing.assert_close(found["after"][name], weight, rtol=1e-6, atol=1e-6)
+
+
+def beside_matrices(rank: int, layout: str) -> dict[str, Any]:
+    run = Run(rank, layout, widths=(8, 4))
+    options: dict[str, Any] = {"probe": run.probe(), "total_steps": 160, "spread": 0.3}
+    run.run(hdet.AutoLR(run.optimizer, **options), 160)
+    return {"records": run.records, "weights": run.weights()}
+
+
+@pytest.mark.parametrize("layout", ["tp x dp", "hsdp x tp"])
+def test_replicas_of_tensor_parallel_ranks(ranks: LocalProcesses, layout: str) -> None:
+    expected = alike(ranks.run(beside_matrices, "ddp", size=2))
+    same(expected, alike(ranks.run(beside_matrices, layout, size=4)))

@@ -52,7 +52,7 @@ class Divergence:
         weights = [[(local(p), replicas.share_of(p)) for p in group] for group in groups]
         sampled = [_sample_rows(group) if self._several else _sample(group) for group in weights]
         self._samples = [[view for view, _ in views] for views in sampled]
-        self._shares = [[share for _, share in views] for views in sampled]
+        self._roots = [_roots(views) for views in sampled]
         # Scales a sample's norm to that of the whole group, or of this rank's share of it.
         self._scales = [
             math.sqrt(_count(group) / (_count(views) or 1))
@@ -68,16 +68,10 @@ class Divergence:
     def read(self) -> list[Tensor]:
         """The sampled weights as they are now."""
         return [
-            torch.cat(
-                [
-                    _weighed(v.to(views[0].device, torch.float32), s)
-                    for v, s in zip(views, shares, strict=True)
-                ],
-                dim=-1,
-            )
+            torch.cat([view.to(views[0].device, torch.float32) for view in views], dim=-1)
             if views
             else self._nothing
-            for views, shares in zip(self._samples, self._shares, strict=True)
+            for views in self._samples
         ]
 
     @torch.no_grad()
@@ -89,7 +83,10 @@ class Divergence:
         after = self.read()
         groups = list(zip(after, before, self._start, strict=True))
         differences = [b - a for a, b, _ in groups] + [a - s for a, _, s in groups] + after
-        norms = [torch.linalg.vector_norm(d, dim=-1).cpu() for d in differences]
+        weighed = [
+            d if root is None else d * root for d, root in zip(differences, self._roots * 3, strict=True)
+        ]
+        norms = [torch.linalg.vector_norm(d, dim=-1).cpu() for d in weighed]
         distances = torch.stack([n * scale for n, scale in zip(norms, self._scales, strict=False)]).double()
         scaled = self._whole_norms(
             [float(norm.flatten()[0]) * scale for norm, scale in zip(norms, self._scales * 3, strict=True)]
@@ -125,8 +122,14 @@ def _count(weights: Sequence[_Shared]) -> float:
     return sum(share * weight.numel() for weight, share in weights)
 
 
-def _weighed(values: Tensor, share: float) -> Tensor:
-    return values if share == 1 else values * math.sqrt(share)
+def _roots(views: Sequence[_Shared]) -> Tensor | None:
+    """By what the values of views are multiplied before they are squared; None if all count whole."""
+    if all(share == 1 for _, share in views):
+        return None
+    parts = [
+        torch.full((view.numel(),), math.sqrt(share), device=views[0][0].device) for view, share in views
+    ]
+    return torch.cat(parts)
 
 
 def _sample_rows(matrices: Sequence[_Shared]) -> list[_Shared]:

@@ -19,6 +19,7 @@ from hdet.replicas.refusals import refuse_overlap, refuse_unknown_shards
 from hdet.replicas.sharded import ShardedReplicas
 from hdet.replicas.solo import SoloReplica
 from hdet.replicas.stacked.optimizer import StackedOptimizer
+from hdet.replicas.zero import zero_groups
 
 __all__ = ["ProcessGroup", "find_replicas", "replicas_of"]
 
@@ -45,9 +46,12 @@ def replicas_of(
                 "leave it out"
             )
         return optimizer.replicas
-    refuse_overlap(caller, getattr(optimizer, "optimizers", [optimizer]))  # several may stand there as one
+    every = getattr(optimizer, "optimizers", [optimizer])  # several may stand there as one
+    refuse_overlap(caller, every)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return find_replicas(caller, parameters, model=model, process_group=process_group)
+    return find_replicas(
+        caller, parameters, model=model, process_group=process_group, sharing=zero_groups(every)
+    )
 
 
 def find_replicas(
@@ -57,11 +61,13 @@ def find_replicas(
     model: nn.Module | None = None,
     process_group: ProcessGroup | None = None,
     device: torch.device | None = None,
+    sharing: Sequence[Any] = (),
 ) -> Replicas:
     """The ranks of the given group, else those of the default one, else this process is alone.
 
     Ranks that hold shards of one model are one replica. A group that has one rank of every replica (HSDP's
-    replicate dimension) and one of all ranks mean the same.
+    replicate dimension) and one of all ranks mean the same. ``sharing`` are groups whose ranks are one
+    replica although each holds all of it.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if process_group is not None:
@@ -74,7 +80,7 @@ def find_replicas(
     device = device or (torch.device(every[0].device) if every else torch.device("cpu"))
     replicas = ProcessReplicas(process_group, device)
     refuse_unknown_shards(caller, every, model)
-    layout = layout_of(every, model)
+    layout = layout_of(every, model, sharing)
     if len(layout.ranks) > 1:
         return _sharded(caller, every, layout, replicas, process_group, device)
     return replicas if replicas.size > 1 else SoloReplica()

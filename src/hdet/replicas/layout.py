@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +48,11 @@ class Layout:
         return index, count
 
 
-def layout_of(parameters: Iterable[Tensor], model: nn.Module | None) -> Layout:
-    """The layout of a model, or of parameters whose model is not known."""
+def layout_of(parameters: Iterable[Tensor], model: nn.Module | None, sharing: Sequence[Any] = ()) -> Layout:
+    """The layout of a model, or of parameters whose model is not known.
+
+    ``sharing`` are groups of ranks that share the work on one replica all the same.
+    """
     me = dist.get_rank()
     every = {id(p): p for p in (*parameters, *(() if model is None else model.parameters()))}
     meshes: dict[Any, None] = {}
@@ -58,7 +61,8 @@ def layout_of(parameters: Iterable[Tensor], model: nn.Module | None) -> Layout:
             meshes[parameter.device_mesh, tuple(_sharded(parameter))] = None
     flat: dict[int, tuple[int, int]] = {}
     together = [group for mesh, dimensions in meshes for group in _groups(mesh, dimensions)]
-    known = [mesh.get_group(d) for mesh, _ in meshes for d in range(mesh.ndim)]
+    together += [set(dist.get_process_group_ranks(group)) for group in sharing]
+    known = [*sharing, *(mesh.get_group(d) for mesh, _ in meshes for d in range(mesh.ndim))]
     wired = 1
     for module in flat_modules(model):
         together.append(set(dist.get_process_group_ranks(module.process_group)))

@@ -39,19 +39,20 @@ def refuse_overlap(caller: str, optimizers: Iterable[Optimizer]) -> None:
 
 def refuse_divergence(caller: str, optimizers: Iterable[Optimizer], replicas: Replicas) -> None:
     """Raise TypeError where all ranks together hold the one model, and somebody wants replicas to differ."""
-    if replicas.size == 1 and replicas.parts > 1:
-        raise TypeError(
-            f"{caller}: replicas were to diverge, and all {replicas.parts} ranks together hold one: each has "
-            "a shard of the same model. Replicate it over a second mesh dimension (HSDP: fully_shard on a "
-            "mesh of two dimensions, or HYBRID_SHARD), or use DistributedDataParallel; AutoLR without a "
-            "spread trains one sharded model"
-        )
-    if replicas.size > 1 and any(map(is_zero, optimizers)):
+    if replicas.size > 1 or replicas.parts == 1:
+        return
+    if any(map(is_zero, optimizers)):
         raise TypeError(
             f"{caller}: optimizer is a ZeroRedundancyOptimizer: it updates each parameter on one rank and "
             "broadcasts the result, so the replicas' learning rates never make them differ. "
             "Use the plain optimizer under DistributedDataParallel, or HSDP; AutoLR without a spread takes it"
         )
+    raise TypeError(
+        f"{caller}: replicas were to diverge, and all {replicas.parts} ranks together hold one: each has "
+        "a shard of the same model. Replicate it over a second mesh dimension (HSDP: fully_shard on a "
+        "mesh of two dimensions, or HYBRID_SHARD), or use DistributedDataParallel; AutoLR without a "
+        "spread trains one sharded model"
+    )
 
 
 def is_wired(model: nn.Module | None) -> bool:

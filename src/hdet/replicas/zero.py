@@ -5,16 +5,23 @@ Known by its name: who has not imported it has none.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
 
-__all__ = ["is_zero", "state_of"]
+__all__ = ["is_zero", "state_of", "zero_groups"]
 
 
 def is_zero(optimizer: Optimizer) -> bool:
     """Whether it is one."""
     return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
+
+
+def zero_groups(optimizers: Iterable[Optimizer]) -> list[Any]:
+    """The process groups over which state is spread. Their ranks hold the same weights and are one replica:
+    what one of them updates, all others get."""
+    return [one.process_group for one in optimizers if is_zero(one)]  # type: ignore[attr-defined]
 
 
 def state_of(optimizer: Optimizer) -> Any:

@@ -29,6 +29,9 @@ __all__ = ["PointsTrail", "Trail"]
 #: A sketch of weights, and their norm.
 _Sketch = tuple[Tensor, float]
 
+#: Tensors by the share with which their squares count.
+_Shared = dict[float, list[Tensor]]
+
 #: A vector that begins at zero has no norm; it counts as if each of its values were this large.
 _LEAST_SIZE = 0.1
 
@@ -118,18 +121,17 @@ class Trail:
         ]
 
     def _sketched(self, weights: Sequence[Tensor]) -> list[_Sketch]:
-        now = [self._weighed(weights, scope) for scope in self.scopes]
-        norms = self._replicas.whole_norms([float(get_total_norm(part)) if part else 0.0 for part in now])
-        # Of a scope of which nothing is trained there is nothing to see.
-        sketches = [sketch(part) if part else torch.zeros(1) for part in now]
-        return list(zip(sketches, norms, strict=True))
+        now = [self._by_share([weight.detach() for weight in weights], scope) for scope in self.scopes]
+        norms = self._replicas.whole_norms([_norm(part) for part in now])
+        return list(zip(map(_sketch, now), norms, strict=True))
 
-    def _weighed(self, tensors: Sequence[Tensor], scope: slice) -> list[Tensor]:
-        """Those of a scope, so that their squares, summed over the parts of a replica, count each once."""
-        return [
-            tensor.detach() if share == 1 else tensor.detach() * math.sqrt(share)
-            for tensor, share in zip(tensors[scope], self._shares[scope], strict=True)
-        ]
+    def _by_share(self, tensors: Sequence[Tensor], scope: slice) -> _Shared:
+        """Those of a scope, together where their squares count alike: what all parts of a replica hold counts
+        once in the sum over them."""
+        found: _Shared = {}
+        for tensor, share in zip(tensors[scope], self._shares[scope], strict=True):
+            found.setdefault(share, []).append(tensor)
+        return found
 
     @contextmanager
     def at_mean(self) -> Iterator[None]:
@@ -298,10 +300,9 @@ class PointsTrail(Trail):
     def displacements(self) -> list[float]:
         moved, before = [], []
         for scope in self.scopes:
-            m, p = self._weighed(self.mean.tensors, scope), self._weighed(self.previous, scope)
-            # Of a group of which nothing is trained there is nothing to see.
-            moved.append(float(get_total_norm(torch._foreach_sub(m, p))) if p else 0.0)
-            before.append(float(get_total_norm(p)) if p else 0.0)
+            m, p = self._by_share(self.mean.tensors, scope), self._by_share(self.previous, scope)
+            moved.append(_norm({share: list(torch._foreach_sub(m[share], p[share])) for share in p}))
+            before.append(_norm(p))
         return self._relative(moved, self._replicas.whole_norms(before))
 
     def bytes(self) -> int:
@@ -328,6 +329,19 @@ def _merged(groups: list[list[Tensor]], sizes: Sequence[int] | None) -> list[lis
         return [[p for group in groups for p in group]]
     ends = list(accumulate(sizes))
     return [[p for g in groups[end - n : end] for p in g] for end, n in zip(ends, sizes, strict=True)]
+
+
+def _norm(tensors: _Shared) -> float:
+    """Of nothing that is trained, 0."""
+    return math.hypot(*(math.sqrt(share) * float(get_total_norm(part)) for share, part in tensors.items()))
+
+
+def _sketch(tensors: _Shared) -> Tensor:
+    """One after the other, each with the weight of its share."""
+    seen = [(sketch(part), share) for share, part in tensors.items()]
+    if len(seen) == 1 and seen[0][1] == 1:
+        return seen[0][0]
+    return torch.cat([part.to(_wide(part)) * math.sqrt(share) for part, share in seen] or [torch.zeros(1)])
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
