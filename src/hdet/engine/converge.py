@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hdet.engine.divergence import Divergence, Measured
 from hdet.replicas import Mean, Replicas, give_up_gathered, local, state_of
 from hdet.replicas.averaging import distinct_tensors
+from hdet.weights.mirrors import Mirrors
 from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import trained_parameters
 
@@ -55,6 +56,7 @@ class Converge:
         self._parameters: list[Tensor] = []
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
+        self._mirrors = Mirrors(optimizer, replicas)
 
     @property
     def begun(self) -> bool:
@@ -63,8 +65,9 @@ class Converge:
 
     def begin(self) -> Divergence:
         """Count displacements from the present weights, unless that has begun already."""
-        if self.outer is not None:
+        if self.outer is not None and not self.outer.begun:
             self.outer.begin()
+            self._mirrors.follow_()
         return self._begin_gauge()
 
     def _begin_gauge(self) -> Divergence:
@@ -95,6 +98,7 @@ class Converge:
             lost: replicas that have no part in the mean, and take the others'.
             ends_round: whether an outer optimizer steps from there. Within a round the exact mean is all.
         """
+        self._mirrors.find()
         outer = self.outer if ends_round else None
         packed = outer is not None and outer.compresses
         mean = self.plan(with_weights=not packed)
@@ -110,6 +114,7 @@ class Converge:
         measured = gauge.measure(before)
         if outer is not None:
             events += outer.step_(self._parameters)
+            self._mirrors.follow_()
             self._gauge = None  # the next round begins elsewhere
         give_up_gathered(self._model)
         return measured, events
@@ -141,6 +146,8 @@ class Converge:
         if self._with_state:
             self._compare(self._parameters)
             state = [value for parameter in self._parameters for _, value in self._kept(parameter)]
+        else:  # a copy of the weights is where the next step begins
+            state = self._mirrors.tensors(self._parameters)
         if (home := [weight.data_ptr() for weight in weights]) != self._home:
             self._home = home
             self._gauge = None

@@ -287,7 +287,7 @@ class Cycle:
             if of_policy is not None:
                 self._policies[policy].load_state_dict(of_policy)
         self._training_loss.load_state_dict(saved["loss"], self._replicas.place)
-        self._parts.converge.forget()
+        self._forget()
         state.load_outer(self._parts.converge.outer, saved)
         self._hooks.count()  # a step taken before is another run's
         self._begin_round()
@@ -299,12 +299,18 @@ class Cycle:
         for policy in self._policies:
             policy.start(step)
         self._training_loss.reset()
-        self._parts.converge.forget()
+        self._forget()
         self._begin_round()
 
     # ------------------------------------------------------------------ a round
 
+    def _forget(self) -> None:
+        """The weights will be others."""
+        self._parts.converge.forget()
+        self._parts.starts.forget()
+
     def _before_step(self) -> None:
+        self._parts.starts.look()
         if self._parts.diverges and not self._parts.converge.begun:
             self._parts.converge.begin()  # the round's displacement is counted from here
         for policy in self._following:
@@ -334,7 +340,8 @@ class Cycle:
         predicted = tuple(math.nan for _ in gathered.losses)
         if self._parts.collinear:
             predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
-        odd = self._odd(gathered, predicted)
+        odd = self._parts.watch(self._steps, gathered, predicted)
+        odd |= doubts.overwritten(self._fan_out.axes) if self._parts.diverges else {}
         self._fan_out.stand_down()
         decided = self._decide(judging, gathered)
         if decided.went_back:
@@ -385,15 +392,3 @@ class Cycle:
         # A window that is undone is gone through again, from where it was before that move.
         self._explained = whole.explained + (self._explained if whole.went_back else 0.0)
         return whole
-
-    def _odd(self, gathered: Gathered, predicted: Sequence[float]) -> dict[str, str]:
-        if not self._parts.diverges:
-            return {}
-        found = doubts.at_a_sync(
-            gathered.losses,
-            gathered.distances,
-            predicted,
-            gathered.divergence.rounding,
-            own_gradients=self._parts.sharing.own_gradients,
-        )
-        return found | doubts.overwritten(self._fan_out.axes)

@@ -12,10 +12,12 @@ from hdet.engine import doubts
 from hdet.engine.agreement import bind_together
 from hdet.engine.converge import Converge
 from hdet.engine.design import Design, choose_design
+from hdet.engine.doubts import Watch
 from hdet.engine.fan_out import FanOut, stack
 from hdet.engine.gradients import Gradients, GradientSharing, refuse_outer
 from hdet.engine.optimizers import parts_of
 from hdet.engine.schedule import CoveredSchedule, Schedule
+from hdet.engine.starts import Starts
 from hdet.engine.sync import Sync
 from hdet.hyperparameters import Axis, refuse_shared_places
 from hdet.policies.base import Context, Policy
@@ -38,6 +40,8 @@ class Parts:
     converge: Converge
     sync: Sync
     schedule: CoveredSchedule
+    starts: Starts
+    watch: Watch
     diverges: bool
     collinear: bool
     doubts: list[str]
@@ -77,6 +81,7 @@ def assemble(
         context = Context(
             caller, optimizer, replicas, total_steps, diverges, sharing.by_arm, fan_out.silenced
         )
+        starts = Starts(caller, optimizer, replicas, own_gradients=own_gradients)
         for policy, own in zip(policies, bound, strict=True):
             policy.bind(own, context)
         covered = CoveredSchedule(caller, schedule, fan_out.learning_rates)
@@ -86,11 +91,13 @@ def assemble(
             sharing,
             fan_out,
             converge,
-            Sync(caller, replicas, sharing, fan_out, converge, diverges=diverges),
+            Sync(caller, replicas, sharing, fan_out, converge, starts, diverges=diverges),
             covered,
+            starts,
+            Watch(caller, own_gradients=own_gradients, diverges=diverges),
             diverges=diverges,
             collinear=not own_gradients and outer is None and axes == fan_out.learning_rates,
-            doubts=_doubts(optimizer, policies, replicas, sharing, fan_out, jointly)
+            doubts=_doubts(starts, policies, replicas, sharing, fan_out, jointly)
             + _unseen_buffers(replicas, model, diverges),
         )
     except BaseException:
@@ -127,7 +134,7 @@ def _fan_out(
 
 
 def _doubts(
-    optimizer: Optimizer,
+    starts: Starts,
     policies: Sequence[Policy],
     replicas: Replicas,
     sharing: GradientSharing,
@@ -135,7 +142,7 @@ def _doubts(
     jointly: bool,
 ) -> list[str]:
     """A collective where gradients are not shared."""
-    said = [sharing.doubt_start(optimizer), *(axis.doubt for axis in fan_out.axes)]
+    said = [starts.doubt(), *(axis.doubt for axis in fan_out.axes)]
     said += [fan_out.doubt()] if jointly else []
     for policy in policies:
         said += policy.doubts()

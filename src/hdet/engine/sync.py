@@ -15,6 +15,7 @@ from hdet.engine.converge import Converge
 from hdet.engine.divergence import Measured
 from hdet.engine.fan_out import FanOut
 from hdet.engine.gradients import GradientSharing
+from hdet.engine.starts import Starts
 from hdet.engine.training_loss import TrainingLoss, mean_losses, sample_of
 from hdet.policies.base import Policy, Sample
 from hdet.replicas import Replicas
@@ -31,7 +32,8 @@ class Gathered:
     """What is known after a sync; ``divergence`` alone is this rank's own.
 
     ``losses`` and ``distances`` are of every replica, ``training`` of all together; ``rows`` has, for each
-    policy that judges, what it measured on every replica; ``odd`` is what should be told."""
+    policy that judges, what it measured on every replica; ``odd`` is what should be told,
+    ``began_apart`` whether the round began with weights that differed."""
 
     divergence: Measured
     distances: tuple[float, ...]
@@ -39,6 +41,7 @@ class Gathered:
     training: Sample
     rows: list[list[list[float]]]
     odd: tuple[str, ...]
+    began_apart: bool = False
 
 
 class Sync:
@@ -50,6 +53,7 @@ class Sync:
         sharing: which of them share gradients.
         fan_out: whose values stand where.
         converge: the mean of the weights.
+        starts: the weights that the replicas began with.
         diverges: whether there is anything to average.
     """
 
@@ -60,6 +64,7 @@ class Sync:
         sharing: GradientSharing,
         fan_out: FanOut,
         converge: Converge,
+        starts: Starts,
         *,
         diverges: bool,
     ) -> None:
@@ -68,10 +73,12 @@ class Sync:
         self._sharing = sharing
         self._fan_out = fan_out
         self._converge = converge
+        self._starts = starts
         self._diverges = diverges
 
     def __call__(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
         """Meet. A collective: every rank calls it after the same step."""
+        began_apart = self._starts.check()
         where = f"{self._caller}.step: step {steps}: the probe"
         # The probe comes before the mean: a replica that diverged is judged at its own points.
         at_own = self._measure(where, [(policy, policy.at_own) for policy in judging])
@@ -96,6 +103,7 @@ class Sync:
             training=sample_of(losses),
             rows=_apart([row[measured_at:] for row in rows], [len(own) for own in measured]),
             odd=odd,
+            began_apart=began_apart,
         )
 
     def _measure(self, where: str, parts: Sequence[tuple[Policy, Callable[[], _Row]]]) -> list[_Row]:
@@ -119,6 +127,7 @@ class Sync:
         Who was is seen by the held-out loss, or else by the training loss so far; with an outer optimizer,
         which would remember it, by the weights as well. At the end of a round that one steps.
         """
+        self._starts.check()  # before they are mixed
         if not self._sharing.own_gradients:
             return self._converge(ends_round=ends_round)
         own = own_losses[0] if own_losses else training.total()

@@ -37,6 +37,7 @@ from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
 from hdet.replicas import local
 from hdet.schedules import Windows
+from hdet.weights.mirrors import Mirrors
 from hdet.weights.room import Where
 from hdet.weights.trail import PointsTrail, Trail
 from hdet.weights.way_back import WayBack
@@ -124,6 +125,7 @@ class Horizon(Policy):
             remembers=self._points is None,
             apart=self._points is not None or self._probe.has_norms,
         )
+        self._mirrors = Mirrors(optimizer, context.replicas)
         self._way_back = WayBack(weights, optimizer, self._probe.model, self._where)
         self._clock.total_steps = context.total_steps
         one = context.replicas.here == 1  # what several see at once is no sample
@@ -289,7 +291,7 @@ class Horizon(Policy):
         if self._way_back.exists and anew:
             self._begin_anew(step, slower=slower)
             return told_retreat(improved, anew=True, slower=slower)
-        with self._context.regularisers_off():
+        with self._mirrors.following(), self._context.regularisers_off():
             of_step = self.incumbent.go_back_()
         self._states = [self._controller.retreat(state, slower=slower) for state in self._states]
         self._trail.stand()
