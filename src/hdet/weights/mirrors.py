@@ -21,8 +21,8 @@ __all__ = ["Mirrors"]
 
 #: So many parameters, and values of each, are compared.
 _PARAMETERS, _VALUES = 16, 64
-#: A row has a place for each name, so that all ranks' are of one length whatever they keep.
-_PLACES = 64
+#: A row has places for so many names, so that all ranks' are of one length whatever they keep.
+_NAMES = 32
 #: So often it looks for them in vain: plain SGD keeps nothing.
 _LOOKS = 3
 
@@ -49,15 +49,19 @@ class Mirrors:
             return
         self._looks += 1
         found = self._found()
-        row = [0.0] * _PLACES
-        for name, mirrors in found.items():
-            row[_place(name)] = 1.0 if mirrors and row[_place(name)] >= 0 else -1.0
-        columns = list(zip(*self._replicas.gather_ranks(row), strict=True))
-        self.names = frozenset(
-            name for name in found if max(columns[_place(name)]) > 0 and min(columns[_place(name)]) >= 0
-        )
-        if any(any(column) for column in columns):
-            self._looks = _LOOKS
+        known = sorted(found)[:_NAMES]
+        verdicts = [1.0 if found[name] else -1.0 for name in known]
+        digest = float(zlib.crc32(repr(known).encode())) if known else 0.0
+        rows = self._replicas.gather_ranks([digest, *verdicts, *[0.0] * (_NAMES - len(known))])
+        # A rank on which nothing can be compared, all of whose shards are empty, takes the others' word.
+        heard = [row for row in rows if row[0]]
+        if not heard:
+            return
+        self._looks = _LOOKS
+        if all(row[0] == heard[0][0] for row in heard):
+            every = sorted(self._names())[:_NAMES]
+            columns = list(zip(*(row[1:] for row in heard), strict=True))
+            self.names = frozenset(name for name, seen in zip(every, columns, strict=False) if min(seen) > 0)
 
     def tensors(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """The copies of these parameters, of those parts of them that lie here."""
@@ -88,15 +92,26 @@ class Mirrors:
         """Whether what stands under a name mirrors its parameter wherever both can be compared."""
         state = state_of(self._optimizer)
         every = [p for group in trained_parameters(self._optimizer) for p in group if p in state]
-        found: dict[str, bool] = {}
+        found = dict.fromkeys(self._names(), True)
+        compared = False
         for parameter in every[:: max(1, len(every) // _PARAMETERS)]:
             weight = local(parameter).detach()
             if not weight.is_floating_point() or not bool(weight.reshape(-1)[:_VALUES].any()):
                 continue
+            compared = True
             for name, value in state[parameter].items():
-                if isinstance(value, Tensor) and value.is_floating_point():
-                    found[name] = found.get(name, True) and _mirrors(local(value).detach(), weight)
-        return found
+                if name in found:
+                    found[name] &= _mirrors(local(value).detach(), weight)
+        return found if compared else {}
+
+    def _names(self) -> set[str]:
+        return {
+            name
+            for kept in state_of(self._optimizer).values()
+            if isinstance(kept, dict)  # some keep a number there that is of no parameter
+            for name, value in kept.items()
+            if isinstance(name, str) and isinstance(value, Tensor) and value.is_floating_point()
+        }
 
 
 def _mirrors(copy: Tensor, weight: Tensor) -> bool:
@@ -105,7 +120,3 @@ def _mirrors(copy: Tensor, weight: Tensor) -> bool:
     a, b = (tensor.reshape(-1)[:_VALUES].cpu().double() for tensor in (copy, weight))
     rounding = 2 * torch.finfo(weight.dtype).eps
     return bool(((a - b).abs() <= rounding * b.abs()).all())
-
-
-def _place(name: str) -> int:
-    return zlib.crc32(name.encode()) % _PLACES
