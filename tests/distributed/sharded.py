@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,11 +119,14 @@ class Run:
         seed: int = 0,
         decay: float = 0.01,
         widths: tuple[int, ...] = (),
+        prepare: Callable[[nn.Module], object] = lambda model: None,
         **options: Any,
     ) -> None:
         torch.manual_seed(seed)
         self.rank, self.layout, self.number = rank, layout, 0
-        self.model = place(Uneven(*widths), layout, **options)
+        model = Uneven(*widths)
+        prepare(model)
+        self.model = place(model, layout, **options)
         kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
         settings: dict[str, Any] = {"lr": 0.01, "weight_decay": decay}
         if optimizer == "sgd":
@@ -140,6 +144,9 @@ class Run:
 
     def loss(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         return (self.model(pair[0]) - pair[1]).square().mean()
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+        return batch(number, self.layout, self.rank)
 
     def probe(self, per_sync: int = 4) -> hdet.Probe:
         held_out = [batch(10_000 + k, self.layout, self.rank, 64) for k in range(2 * per_sync)]
