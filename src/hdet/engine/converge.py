@@ -98,7 +98,8 @@ class Converge:
             lost: replicas that have no part in the mean, and take the others'.
             ends_round: whether an outer optimizer steps from there. Within a round the exact mean is all.
         """
-        self._mirrors.find()
+        if not self._with_state or self.outer is not None:  # else all state is averaged anyway
+            self._mirrors.find()
         outer = self.outer if ends_round else None
         packed = outer is not None and outer.compresses
         mean = self.plan(with_weights=not packed)

@@ -52,15 +52,16 @@ class Starts:
             self._seen = _sample(self._optimizer)
 
     def check(self) -> bool:
-        """The first round ends: whether it began with weights that differ. A collective, once; then False.
+        """The first round on a shared gradient ends: whether it began with weights that differ. A collective,
+        once; then False.
 
         Raises RuntimeError on all ranks where they did not begin as one model."""
-        if self._checked or not self._several:
+        if self._checked or not self._several or self._own_gradients:
             return False
         self.look()
         apart = self._distance(self._seen)
         self._checked = True
-        if apart > _STRANGERS and not self._own_gradients:
+        if apart > _STRANGERS:
             raise RuntimeError(
                 f"{self._caller}.step: replicas that share their gradients must begin with the same weights, "
                 f"and began {apart:.2g} of their norm apart: averaged, they are no model at all. Seed all "

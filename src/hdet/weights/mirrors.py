@@ -22,7 +22,7 @@ __all__ = ["Mirrors"]
 #: So many parameters, and values of each, are compared.
 _PARAMETERS, _VALUES = 16, 64
 #: A row has places for so many names, so that all ranks' are of one length whatever they keep.
-_NAMES = 32
+_NAMES = 16
 #: So often it looks for them in vain: plain SGD keeps nothing.
 _LOOKS = 3
 
