@@ -46,3 +46,23 @@ def test_matrices_on_several_ranks(ranks: LocalProcesses, layout: str) -> None:
     options = {"layout": {"widths": (8, 4)}}
     expected = ranks.run(auto_lr, "solo", options, size=1)[0]
     same(expected, alike(ranks.run(auto_lr, layout, options, size=4)))
+
+
+def best_mean(rank: int, layout: str) -> dict[str, Any]:
+    run = Run(rank, layout)
+    best = hdet.BestMean(run.model, run.probe())
+    while run.number < 60:
+        run.train_once()
+        best.step()
+    handed = best.finish_()
+    return {"records": [], "weights": run.weights(), "handed": handed}
+
+
+@pytest.mark.parametrize("layout", ["fsdp2", "fsdp1 original"])
+def test_the_best_mean(ranks: LocalProcesses, layout: str) -> None:
+    expected = ranks.run(best_mean, "solo", size=1)[0]
+    found = alike(ranks.run(best_mean, layout, size=4))
+    assert (found["handed"].kind, found["handed"].step) == (expected["handed"].kind, expected["handed"].step)
+    assert found["handed"].estimate == pytest.approx(expected["handed"].estimate, rel=1e-6)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=1e-6, atol=1e-6)

@@ -185,3 +185,15 @@ def test_what_the_mesh_shares_is_not_each_replicas_own(ranks: LocalProcesses) ->
         assert (
             "gradients must be what the replicas share by the model's own mesh, 'all', got 'none'" in message
         )
+
+
+def clipped(rank: int) -> Answer:
+    run = Run(rank, "fsdp1 hybrid original")
+    explore = [hdet.GradientClip(1.0)]
+    return answer_to(lambda: hdet.Ensemble(run.optimizer, explore, sync_every=5, model=run.model))
+
+
+def test_a_part_of_a_gradient_is_not_clipped_by_itself(ranks: LocalProcesses) -> None:
+    for kind, message, _ in ranks.run(clipped, size=4):
+        assert kind == "TypeError"
+        assert "gradient_clip is taken over the whole gradient" in message

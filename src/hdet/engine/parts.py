@@ -21,7 +21,7 @@ from hdet.engine.starts import Starts
 from hdet.engine.sync import Sync
 from hdet.hyperparameters import Axis, refuse_shared_places
 from hdet.policies.base import Context, Policy
-from hdet.replicas import Replicas, refuse_divergence
+from hdet.replicas import Replicas, refuse_divergence, refuse_flat_gradients
 from hdet.weights.outer import OuterStep
 
 __all__ = ["Parts", "assemble"]
@@ -74,6 +74,9 @@ def assemble(
             outer.bind(caller, optimizer, replicas, fan_out.values_of, sharing.arm)
         # One island alone has rounds, too: its outer optimizer steps.
         diverges = own_gradients or outer is not None or any(axis.spread > 0 for axis in axes)
+        if replicas.parts > 1 and any(axis.name == "gradient_clip" for axis in axes):
+            groups = optimizer.param_groups
+            refuse_flat_gradients(caller, "gradient_clip", (p for group in groups for p in group["params"]))
         if diverges and design != "in turn":  # what one model tries in turn needs no other
             refuse_divergence(caller, parts_of(optimizer), replicas)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)

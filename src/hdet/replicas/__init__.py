@@ -9,7 +9,7 @@ from hdet.replicas.find import ProcessGroup, find_replicas, replicas_of
 from hdet.replicas.layout import is_flat
 from hdet.replicas.local import give_up_gathered, local, sharded_like
 from hdet.replicas.process import ProcessReplicas
-from hdet.replicas.refusals import is_wired, refuse_divergence, refuse_wiring
+from hdet.replicas.refusals import is_wired, refuse_divergence, refuse_flat_gradients, refuse_wiring
 from hdet.replicas.sharded import ShardedReplicas
 from hdet.replicas.solo import SoloReplica
 from hdet.replicas.stacked import StackedReplicas
@@ -30,6 +30,7 @@ __all__ = [
     "is_wired",
     "local",
     "refuse_divergence",
+    "refuse_flat_gradients",
     "refuse_wiring",
     "replicas_of",
     "sharded_like",

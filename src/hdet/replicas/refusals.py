@@ -15,7 +15,14 @@ from hdet.replicas.base import Replicas
 from hdet.replicas.layout import flat_modules, is_flat
 from hdet.replicas.zero import is_zero
 
-__all__ = ["is_wired", "refuse_divergence", "refuse_overlap", "refuse_unknown_shards", "refuse_wiring"]
+__all__ = [
+    "is_wired",
+    "refuse_divergence",
+    "refuse_flat_gradients",
+    "refuse_overlap",
+    "refuse_unknown_shards",
+    "refuse_wiring",
+]
 
 
 def refuse_unknown_shards(caller: str, parameters: Iterable[Tensor], model: nn.Module | None) -> None:
@@ -53,6 +60,15 @@ def refuse_divergence(caller: str, optimizers: Iterable[Optimizer], replicas: Re
         "mesh of two dimensions, or HYBRID_SHARD), or use DistributedDataParallel; AutoLR without a "
         "spread trains one sharded model"
     )
+
+
+def refuse_flat_gradients(caller: str, what: str, parameters: Iterable[Tensor]) -> None:
+    """Raise TypeError for what reads the norm of a gradient of which every rank sees its own part alone."""
+    if any(map(is_flat, parameters)):
+        raise TypeError(
+            f"{caller}: {what} is taken over the whole gradient, and a part of FullyShardedDataParallel's "
+            "has no norm of the whole; shard with fully_shard, whose gradients have one, or do not explore it"
+        )
 
 
 def is_wired(model: nn.Module | None) -> bool:
