@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from hdet.best import Handed, Keeper
@@ -78,8 +77,7 @@ class BestMean:
         if keep not in ("device", "host"):
             raise ValueError(f"BestMean: keep must be 'device' or 'host', got {keep!r}")
         self._parameters: list[Tensor] = list(model.parameters())
-        device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self._replicas = find_replicas("BestMean", device=device, process_group=process_group)
+        self._replicas = find_replicas("BestMean", self._parameters, model=model, process_group=process_group)
         facts = {"probe": repr((probe.per_sync, probe.choosing)), "windows": repr(windows)}
         self._replicas.agree("BestMean", facts)
         self._keeper = Keeper(probe, model, [local(p) for p in self._parameters], self._replicas, keep)
@@ -164,7 +162,7 @@ class BestMean:
         if self._overlap.settled:
             return
         said = self._overlap.found(self._replicas.gather(self._overlap.row()))
-        if said and self._replicas.rank == 0:
+        if said and self._replicas.place == 0:
             logger.warning("BestMean: step %d: %s", self.steps, said)
 
     def _offer(self, kind: Literal["mean", "iterate", "end"], own: Sequence[float | Tensor]) -> None:

@@ -143,7 +143,8 @@ class OneCycleAutoLR(OneCycleLR):
         given = dict(locals())
         optimizer = unwrapped("OneCycleAutoLR", optimizer)
         replicas = replicas_of("OneCycleAutoLR", optimizer, model=model, process_group=process_group)
-        trusted = (rank, world_size) in ((0, 1), (replicas.rank, replicas.size))
+        known = (0, 1), (replicas.rank, replicas.size), (replicas.place, replicas.ranks)
+        trusted = (rank, world_size) in known
         # The ranks compare their arguments before any of them objects to one, so that all raise together
         # and none is left waiting.
         settings = {name: repr(given[name]) for name in _SHARED}
@@ -296,12 +297,12 @@ def _check(
 
 def _wrong_rank(rank: int, world_size: int, replicas: Replicas) -> str:
     got = f"got rank={rank} and world_size={world_size}"
-    if replicas.size == 1:
+    if replicas.ranks == 1:
         return (
             f"OneCycleAutoLR: world_size > 1 needs a process group, and none is initialised; {got}. Call "
             "torch.distributed.init_process_group first"
         )
     return (
         "OneCycleAutoLR: rank and world_size must be the process group's, "
-        f"rank={replicas.rank} and world_size={replicas.size}; {got}. Leave them out"
+        f"rank={replicas.place} and world_size={replicas.ranks}; {got}. Leave them out"
     )

@@ -129,7 +129,7 @@ class Search(LRScheduler):
             history=history,
             caller=self._name,
         )
-        self._begin(probe, doubt(self._name, every, probe) if replicas.rank == 0 else [])
+        self._begin(probe, doubt(self._name, every, probe) if replicas.place == 0 else [])
 
     def _begin(self, probe: Probe, doubts: Sequence[str]) -> None:
         groups = self._optimizer.param_groups
@@ -174,7 +174,7 @@ class Search(LRScheduler):
                     self._say_verdict()
 
     def _say_verdict(self) -> None:
-        if self._cycle.replicas.rank == 0:
+        if self._cycle.replicas.place == 0:
             self._verdict.say(logger, self.steps, self._horizon.incumbent.keeper)
 
     def _come_down(self) -> None:

@@ -10,7 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hdet.replicas import ProcessGroup, StackedReplicas, find_replicas, local
+from hdet.replicas import (
+    ProcessGroup,
+    Replicas,
+    StackedReplicas,
+    find_replicas,
+    give_up_gathered,
+    local,
+)
 from hdet.replicas.averaging import distinct_tensors
 
 __all__ = ["warm_start_"]
@@ -36,7 +43,7 @@ def warm_start_(
         noise: ν ≥ 0.
         scope: ``"global"``, the paper: ‖θ‖ and d are those of all parameters together. ``"tensor"``, the
             authors' README: each tensor is perturbed in proportion to its own norm.
-        seed: the noise is a function of (seed, rank).
+        seed: the noise is a function of (seed, replica) and, of a sharded model, of the shard.
         process_group: the replicas; the default group if None.
 
     >>> linear = nn.Linear(1000, 100, bias=False)
@@ -56,28 +63,57 @@ def warm_start_(
                 "warm_start_: process_group was given, but all replicas are in one process; leave it out"
             )
         for rank in range(model.size):
-            _perturb(distinct_tensors(model.slices(rank)), noise, scope, seed, rank)
+            _perturb([(tensor, "", 1.0) for tensor in model.slices(rank)], noise, scope, seed, rank)
         return
-    parameters = model.parameters() if isinstance(model, nn.Module) else model
-    tensors = distinct_tensors(local(p).detach() for p in parameters if p.requires_grad)
-    if tensors:
-        replicas = find_replicas("warm_start_", device=tensors[0].device, process_group=process_group)
-        _perturb(tensors, noise, scope, seed, replicas.rank)
+    module = model if isinstance(model, nn.Module) else None
+    every = model.parameters() if isinstance(model, nn.Module) else model
+    parameters = [p for p in every if p.requires_grad]
+    replicas = find_replicas("warm_start_", parameters, model=module, process_group=process_group)
+    weights = [(local(p).detach(), _shard(p, replicas), replicas.share_of(p)) for p in parameters]
+    _perturb(weights, noise, scope, seed, replicas.rank, replicas)
+    give_up_gathered(module)
 
 
-def _perturb(tensors: Sequence[Tensor], noise: float, scope: str, seed: int, rank: int) -> None:
-    tensors = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
-    mean_squares = [float(t.to(torch.float64).square().mean()) for t in tensors]
+def _shard(parameter: Tensor, replicas: Replicas) -> str:
+    """Which noise a parameter has beside its replica's: every shard its own, copies the same."""
+    index, count = replicas.shard_of(parameter)
+    return f"\0{index} of {count}" if count > 1 else ""
+
+
+def _perturb(
+    weights: Sequence[tuple[Tensor, str, float]],
+    noise: float,
+    scope: str,
+    seed: int,
+    rank: int,
+    replicas: Replicas | None = None,
+) -> None:
+    distinct = {id(tensor) for tensor in distinct_tensors([tensor for tensor, _, _ in weights])}
+    tensors = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor, _, _ in weights]
+    # A tensor that shares another one's memory, or is empty on this rank, has its place in the rows all the
+    # same: those of all parts are of one length.
+    own = [id(tensor) in distinct for tensor, _, _ in weights]
+    counts = [share * t.numel() * mine for t, mine, (_, _, share) in zip(tensors, own, weights, strict=True)]
+    means = [
+        float(t.to(torch.float64).square().mean()) if n else 0.0 for t, n in zip(tensors, counts, strict=True)
+    ]
+    if replicas is not None and replicas.parts > 1:
+        roots = [math.sqrt(m * n) for m, n in zip(means, counts, strict=True)]
+        norms = replicas.whole_norms(roots)
+        counts = [root**2 for root in replicas.whole_norms([math.sqrt(n) for n in counts])]
+        means = [norm**2 / n if n else 0.0 for norm, n in zip(norms, counts, strict=True)]
     if scope == "global":
-        count = sum(t.numel() for t in tensors)
-        overall = sum(m * t.numel() for m, t in zip(mean_squares, tensors, strict=True)) / count
-        mean_squares = [overall] * len(tensors)
-    generators: dict[torch.device, torch.Generator] = {}
-    for tensor, mean_square in zip(tensors, mean_squares, strict=True):
-        generator = generators.get(tensor.device)
-        if generator is None:
-            key = hashlib.sha256(f"warm start\0{seed}\0{rank}".encode()).digest()
-            generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(key[:7], "big"))
-            generators[tensor.device] = generator
-        epsilon = torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
-        tensor.add_(epsilon.mul_(noise * math.sqrt(mean_square)).to(tensor.dtype))
+        overall = sum(m * n for m, n in zip(means, counts, strict=True)) / (sum(counts) or 1)
+        means = [overall] * len(means)
+    generators: dict[tuple[torch.device, str], torch.Generator] = {}
+    for k, tensor in enumerate(tensors):
+        if not own[k]:
+            continue
+        place = tensor.device, weights[k][1]
+        if place not in generators:
+            key = hashlib.sha256(f"warm start\0{seed}\0{rank}{place[1]}".encode()).digest()
+            generators[place] = torch.Generator(tensor.device).manual_seed(int.from_bytes(key[:7], "big"))
+        epsilon = torch.randn(
+            tensor.shape, generator=generators[place], device=tensor.device, dtype=torch.float32
+        )
+        tensor.add_(epsilon.mul_(noise * math.sqrt(means[k])).to(tensor.dtype))

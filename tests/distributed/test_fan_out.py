@@ -138,7 +138,7 @@ def converge_assorted(rank: int, auto_lr: bool) -> dict[str, Any]:
         for parameter in (*model.parameters(), model.norm.running_mean, model.norm.running_var):
             if parameter is model.large_tied:
                 continue
-            noise = torch.randn(parameter.shape, generator=generator)
+            noise = 0.1 * torch.randn(parameter.shape, generator=generator)  # strangers would be refused
             parameter.add_(noise.to(parameter.dtype))
         model.bf16.copy_(torch.randn(40, generator=torch.Generator().manual_seed(9)))  # equal already
     model.norm.num_batches_tracked.fill_(3 + rank)

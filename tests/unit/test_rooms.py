@@ -23,7 +23,7 @@ FOLDERS = sorted({file.parent for file in FILES})
 MAY_IMPORT = {
     "controllers": set(),
     "hyperparameters": set(),
-    "probes": set(),
+    "probes": {"replicas"},
     "replicas": set(),
     "schedules": set(),
     "weights": {"replicas"},

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hdet.replicas import give_up_gathered
 from hdet.weights.room import copy_into, room_for, settled
 
 __all__ = ["Kept"]
@@ -69,6 +70,7 @@ class Kept:
         for name, kept in self._buffers.items():
             if name in buffers and buffers[name].shape == kept.shape:
                 buffers[name].copy_(kept)
+        give_up_gathered(self._model)
 
     def clear(self) -> None:
         """Forget what was kept."""

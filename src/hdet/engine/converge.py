@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.engine.divergence import Divergence, Measured
-from hdet.replicas import Mean, Replicas, local
+from hdet.replicas import Mean, Replicas, give_up_gathered, local, state_of
 from hdet.replicas.averaging import distinct_tensors
+from hdet.weights.mirrors import Mirrors
 from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import trained_parameters
 
@@ -58,6 +59,7 @@ class Converge:
         self._parameters: list[Tensor] = []
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
+        self._mirrors = Mirrors(optimizer, replicas)
 
     @property
     def begun(self) -> bool:
@@ -70,16 +72,15 @@ class Converge:
         if self._looks_left:
             self._looks_left -= 1
             self._refuse_quantised([p for group in trained_parameters(self._optimizer) for p in group])
-        if self.outer is not None:
+        if self.outer is not None and not self.outer.begun:
             self.outer.begin()
+            self._mirrors.follow_()
         return self._begin_gauge()
 
     def _begin_gauge(self) -> Divergence:
         if self._gauge is None:
             # A group added later is averaged, but not explored.
-            groups = trained_parameters(self._optimizer)[: self._groups]
-            weights = [[local(p) for p in group] for group in groups]
-            self._gauge = Divergence(weights, self._replicas.here)
+            self._gauge = Divergence(trained_parameters(self._optimizer)[: self._groups], self._replicas)
         return self._gauge
 
     def forget(self) -> None:
@@ -104,6 +105,8 @@ class Converge:
             lost: replicas that have no part in the mean, and take the others'.
             ends_round: whether an outer optimizer steps from there. Within a round the exact mean is all.
         """
+        if not self._with_state or self.outer is not None:  # else all state is averaged anyway
+            self._mirrors.find()
         outer = self.outer if ends_round else None
         if outer is not None:
             outer.begin()
@@ -121,7 +124,9 @@ class Converge:
         measured = gauge.measure(before)
         if outer is not None:
             events += outer.step_(self._parameters)
+            self._mirrors.follow_()
             self._gauge = None  # the next round begins elsewhere
+        give_up_gathered(self._model)
         return measured, events
 
     @torch.no_grad()
@@ -152,6 +157,8 @@ class Converge:
             self._refuse_quantised(self._parameters)
             self._compare(self._parameters)
             state = [value for parameter in self._parameters for _, value in self._kept(parameter)]
+        else:  # a copy of the weights is where the next step begins
+            state = self._mirrors.tensors(self._parameters)
         if (home := [weight.data_ptr() for weight in weights]) != self._home:
             self._home = home
             self._gauge = None
@@ -169,7 +176,7 @@ class Converge:
         """Floating tensors that the optimizer keeps for a parameter; a counter of steps is none."""
         return [
             (name, local(value))
-            for name, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            for name, value in sorted(state_of(self._optimizer).get(parameter, {}).items())
             if isinstance(value, Tensor)
             and (value.is_floating_point() or value.is_complex())
             and name != "step"
@@ -192,10 +199,10 @@ class Converge:
         kept = [
             [(name, tuple(value.shape)) for name, value in self._kept(parameter)] for parameter in parameters
         ]
-        digest = zlib.crc32(repr([tuple(p.shape) for p in parameters] + kept).encode())
+        digest = zlib.crc32(repr([tuple(local(p).shape) for p in parameters] + kept).encode())
         having = sum(bool(names) for names in kept)
-        rows = self._replicas.gather([float(digest), float(len(parameters)), float(having)])
-        if any(row[0] != rows[0][0] for row in rows):
+        rows = self._replicas.gather_ranks([float(digest), float(len(parameters)), float(having)])
+        if any(row[0] != rows[r % self._replicas.parts][0] for r, row in enumerate(rows)):
             seen = ", ".join(f"rank {r} for {int(row[2])} of {int(row[1])}" for r, row in enumerate(rows))
             raise RuntimeError(
                 "converge: the optimizer must keep the same state for the same parameters on all ranks, and "

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from hdet.engine import doubts, state, telling
 from hdet.engine.agreement import agree_on_run
 from hdet.engine.announce import Announcer
+from hdet.engine.decisions import Decisions
 from hdet.engine.design import Design
 from hdet.engine.divergence import predicted_distances
 from hdet.engine.gradients import Gradients
@@ -28,11 +29,11 @@ from hdet.engine.parts import assemble
 from hdet.engine.schedule import Schedule
 from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
-from hdet.engine.sync import Gathered, record_of
+from hdet.engine.sync import record_of
 from hdet.engine.training_loss import TrainingLoss
 from hdet.history import SyncRecord
 from hdet.hyperparameters import separate_learning_rates
-from hdet.policies.base import Decided, Policy, Seen
+from hdet.policies.base import Policy
 from hdet.replicas import Replicas, Undone
 from hdet.weights.outer import OuterStep
 
@@ -82,7 +83,7 @@ class Cycle:
         self._policies = list(policies)
         self._replicas = replicas
         self._total_steps = total_steps
-        self._announcer = Announcer(caller, speaks=lambda: replicas.rank == 0, history=history)
+        self._announcer = Announcer(caller, speaks=lambda: replicas.place == 0, history=history)
         said = {"total_steps": total_steps, "gradients": gradients, "design": design, "seed": seed}
         obstacle, settings = self._announcer.obstacle, {**said, "outer": outer}
         agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
@@ -111,7 +112,7 @@ class Cycle:
         self.taken_back: list[int] = []
         #: Steps since the replicas were one model.
         self._since_sync = 0
-        self._explained = 0.0
+        self._decide = Decisions(self._policies, parts.fan_out, parts.sharing, parts.attendance)
         self._steps: int = first_step
         self.resume_at(first_step)
         before, detach = self._before_step if self._looked_at else None, weakref.WeakMethod(self.detach)
@@ -261,8 +262,8 @@ class Cycle:
             "seed": self._fan_out.seed,
             "explored": [axis.state_dict() for axis in self._fan_out.axes],
             "policies": [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies],
-            "explained": self._explained,
-            "loss": self._training_loss.state_dict(self._replicas.rank),
+            "explained": self._decide.explained,
+            "loss": self._training_loss.state_dict(self._replicas.place),
             **({"arms": self._fan_out.arms} if self._replicas.elastic else {}),
             **state.of_outer(self._parts.converge.outer),
             **state.of_skips(self._skips, self.schedule),
@@ -275,7 +276,7 @@ class Cycle:
         state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
         self._steps = saved["steps"]
         self._round = saved["round"]
-        self._explained = saved.get("explained", 0.0)
+        self._decide.explained = saved.get("explained", 0.0)
         self._fan_out.seed = saved["seed"]
         self._fan_out.stand_down()
         for axis, of_axis in zip(axes, saved["explored"], strict=True):
@@ -285,8 +286,8 @@ class Cycle:
             self._policies[policy].start(self._steps)
             if of_policy is not None:
                 self._policies[policy].load_state_dict(of_policy)
-        self._training_loss.load_state_dict(saved["loss"], self._replicas.rank)
-        self._parts.converge.forget()
+        self._training_loss.load_state_dict(saved["loss"], self._replicas.place)
+        self._forget()
         state.load_outer(self._parts.converge.outer, saved)
         self._hooks.forget()  # a step taken before is another run's
         state.load_skips(self._skips, self.schedule, saved)
@@ -299,13 +300,19 @@ class Cycle:
         for policy in self._policies:
             policy.start(step)
         self._training_loss.reset()
-        self._parts.converge.forget()
+        self._forget()
         state.load_skips(self._skips, self.schedule, {})
         self._begin_round()
 
     # ------------------------------------------------------------------ a round
 
+    def _forget(self) -> None:
+        """The weights will be others."""
+        self._parts.converge.forget()
+        self._parts.starts.forget()
+
     def _before_step(self) -> None:
+        self._parts.starts.look()
         if self._parts.diverges and not self._parts.converge.begun:
             self._parts.converge.begin()  # the round's displacement is counted from here
         for policy in self._following:
@@ -364,12 +371,10 @@ class Cycle:
         predicted = tuple(math.nan for _ in gathered.losses)
         if self._parts.collinear:
             predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
-        odd: dict[str, str] = {}
-        if self._parts.diverges:
-            own = self._parts.sharing.own_gradients
-            odd = doubts.after_a_sync(gathered, predicted, self._fan_out.axes, own_gradients=own)
+        odd = self._parts.watch(self._steps, gathered, predicted)
+        odd |= doubts.overwritten(self._fan_out.axes) if self._parts.diverges else {}
         self._fan_out.stand_down()
-        decided = self._decide(judging, gathered)
+        decided = self._decide(self._steps, self._total_steps, judging, gathered)
         if decided.went_back:
             self._parts.converge.went_back(diverges=self._parts.diverges)
         self.schedule.look()
@@ -383,26 +388,3 @@ class Cycle:
         self._training_loss.reset()
         self._announcer.publish(record, events)
         return record
-
-    def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
-        """Every policy in turn. One that does not judge at this sync says what stands where; so does one for
-        which it is void, because a policy before it has undone the window."""
-        rows = dict(zip(judging, gathered.rows, strict=True))
-        losses = self._parts.sharing.by_arm(gathered.losses)
-        decided: list[Decided] = []
-        for policy in self._policies:
-            levels = self._fan_out.levels_of(policy.axes)
-            undone = any(earlier.void for earlier in decided) or not self._parts.attendance.anybody
-            if policy in rows and not undone:
-                found = rows[policy], gathered.training
-                seen = Seen(self._steps, self._total_steps, levels, losses, *found, self._explained)
-                with self._fan_out.held(policy.axes):
-                    decided.append(policy.decide(seen))
-            else:
-                decided.append(policy.observe(levels))
-                if policy in rows:
-                    policy.missed(self._steps)
-        whole = Decided.of_all(decided)
-        # A window that is undone is gone through again, from where it was before that move.
-        self._explained = whole.explained + (self._explained if whole.went_back else 0.0)
-        return whole

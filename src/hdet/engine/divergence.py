@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hdet.replicas import Replicas, local
 from hdet.replicas.averaging import flat_pieces
 
 __all__ = ["Divergence", "Measured", "predicted_distances"]
@@ -39,18 +40,23 @@ class Divergence:
     """Samples the weights of each parameter group before and after every mean.
 
     Args:
-        groups: the weights.
-        replicas: how many this process holds; of several, weights are matrices with a row for each.
+        groups: the parameters.
+        replicas: who holds them. Of several in this process, weights are matrices with a row for each; of one
+            that lies on several ranks, each samples its own part.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Tensor]], replicas: int = 1) -> None:
-        self._several = replicas > 1
-        self._nothing = torch.zeros(replicas, 1) if self._several else torch.zeros(1)
-        self._samples = [_sample_rows(group) if self._several else _sample(group) for group in groups]
-        # Scales a sample's norm to the whole group's.
+    def __init__(self, groups: Sequence[Sequence[Tensor]], replicas: Replicas) -> None:
+        self._several = replicas.here > 1
+        self._whole_norms = replicas.whole_norms
+        self._nothing = torch.zeros(replicas.here, 1) if self._several else torch.zeros(1)
+        weights = [[(local(p), replicas.share_of(p)) for p in group] for group in groups]
+        sampled = [_sample_rows(group) if self._several else _sample(group) for group in weights]
+        self._samples = [[view for view, _ in views] for views in sampled]
+        self._roots = [_roots(views) for views in sampled]
+        # Scales a sample's norm to that of the whole group, or of this rank's share of it.
         self._scales = [
-            math.sqrt(sum(t.numel() for t in group) / max(1, sum(v.numel() for v in views)))
-            for group, views in zip(groups, self._samples, strict=True)
+            math.sqrt(_count(group) / (_count(views) or 1))
+            for group, views in zip(weights, sampled, strict=True)
         ]
         self._epsilons = [
             max([torch.finfo(torch.float32).eps, *(torch.finfo(v.dtype).eps for v in views)])
@@ -77,11 +83,14 @@ class Divergence:
         after = self.read()
         groups = list(zip(after, before, self._start, strict=True))
         differences = [b - a for a, b, _ in groups] + [a - s for a, _, s in groups] + after
-        norms = [torch.linalg.vector_norm(d, dim=-1).cpu() for d in differences]
-        distances = torch.stack([n * scale for n, scale in zip(norms, self._scales, strict=False)]).double()
-        scaled = [
-            float(norm.flatten()[0]) * scale for norm, scale in zip(norms, self._scales * 3, strict=True)
+        weighed = [
+            d if root is None else d * root for d, root in zip(differences, self._roots * 3, strict=True)
         ]
+        norms = [torch.linalg.vector_norm(d, dim=-1).cpu() for d in weighed]
+        distances = torch.stack([n * scale for n, scale in zip(norms, self._scales, strict=False)]).double()
+        scaled = self._whole_norms(
+            [float(norm.flatten()[0]) * scale for norm, scale in zip(norms, self._scales * 3, strict=True)]
+        )
         self._start = after
         n = len(groups)
         return Measured(
@@ -105,14 +114,32 @@ def predicted_distances(
     )
 
 
-def _sample_rows(matrices: Sequence[Tensor]) -> list[Tensor]:
+#: Weights, and the share with which their squares count.
+_Shared = tuple[Tensor, float]
+
+
+def _count(weights: Sequence[_Shared]) -> float:
+    return sum(share * weight.numel() for weight, share in weights)
+
+
+def _roots(views: Sequence[_Shared]) -> Tensor | None:
+    """By what the values of views are multiplied before they are squared; None if all count whole."""
+    if all(share == 1 for _, share in views):
+        return None
+    parts = [
+        torch.full((view.numel(),), math.sqrt(share), device=views[0][0].device) for view, share in views
+    ]
+    return torch.cat(parts)
+
+
+def _sample_rows(matrices: Sequence[_Shared]) -> list[_Shared]:
     """Evenly spaced columns."""
     columns = _TENSORS_PER_GROUP * _VALUES_PER_TENSOR
-    return [matrix.detach()[:, :: max(1, matrix.shape[1] // columns)] for matrix in matrices]
+    return [(matrix.detach()[:, :: max(1, matrix.shape[1] // columns)], share) for matrix, share in matrices]
 
 
-def _sample(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Evenly spaced values of evenly spaced tensors; the same choice on every rank."""
-    pieces = [piece for tensor in tensors for piece in flat_pieces(tensor)]
+def _sample(tensors: Sequence[_Shared]) -> list[_Shared]:
+    """Evenly spaced values of evenly spaced tensors; the same choice on every replica."""
+    pieces = [(piece, share) for tensor, share in tensors for piece in flat_pieces(tensor)]
     chosen = pieces[:: max(1, math.ceil(len(pieces) / _TENSORS_PER_GROUP))]
-    return [piece[:: max(1, piece.numel() // _VALUES_PER_TENSOR)] for piece in chosen]
+    return [(piece[:: max(1, piece.numel() // _VALUES_PER_TENSOR)], share) for piece, share in chosen]

@@ -8,7 +8,44 @@ from collections.abc import Sequence
 from hdet.engine.sync import Gathered
 from hdet.hyperparameters import Axis
 
-__all__ = ["after_a_sync", "at_a_sync", "blind_signals", "overwritten"]
+__all__ = ["Watch", "at_a_sync", "blind_signals", "overwritten"]
+
+#: Replicas on a shared gradient lie on one line. So many times as far apart as that they were moved by
+#: something else; after so many syncs in a row there is no doubt.
+_TOO_FAR, _IN_A_ROW = 2.0, 3
+#: Distances are taken in float32, and weights rounded at every step.
+_ROUNDINGS = 4.0
+
+
+class Watch:
+    """Looks at every sync, and raises where what was doubted goes on.
+
+    Args:
+        caller: begins the errors.
+        own_gradients: whether replicas train by themselves.
+        diverges: whether their weights differ between two syncs.
+    """
+
+    def __init__(self, caller: str, *, own_gradients: bool, diverges: bool) -> None:
+        self._caller = caller
+        self._own_gradients = own_gradients
+        self._diverges = diverges
+        self._too_far = 0
+
+    def __call__(self, step: int, gathered: Gathered, predicted: Sequence[float]) -> dict[str, str]:
+        """What kind of doubt, and the words for it."""
+        if not self._diverges or not gathered.losses:  # or nobody who is here was there
+            return {}
+        seen = gathered.losses, gathered.distances, predicted, gathered.divergence.rounding
+        found = at_a_sync(*seen, own_gradients=self._own_gradients)
+        if gathered.began_apart:  # by a warm start's noise, or resumed within a round
+            found.pop("too far", None)
+        self._too_far = self._too_far + 1 if "too far" in found else 0
+        if self._too_far >= _IN_A_ROW:
+            raise RuntimeError(
+                f"{self._caller}.step: step {step}: {found['too far']}; so at {self._too_far} syncs in a row"
+            )
+        return found
 
 
 def blind_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss: bool) -> list[str]:
@@ -31,18 +68,6 @@ def blind_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss
     return said
 
 
-def after_a_sync(
-    gathered: Gathered, predicted: Sequence[float], axes: Sequence[Axis], *, own_gradients: bool
-) -> dict[str, str]:
-    """All doubts about a round in which replicas have diverged."""
-    found = overwritten(axes)
-    if not gathered.losses:  # nobody who is here was there
-        return found
-    distances, rounding = gathered.distances, gathered.divergence.rounding
-    seen = at_a_sync(gathered.losses, distances, predicted, rounding, own_gradients=own_gradients)
-    return seen | found
-
-
 def at_a_sync(
     losses: Sequence[float],
     measured: Sequence[float],
@@ -62,6 +87,12 @@ def at_a_sync(
         doubts["no fan-out"] = (
             f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: something "
             "undoes the fan-out, such as weights broadcast or averaged elsewhere"
+        )
+    if max(measured) > _TOO_FAR * max(predicted) + _ROUNDINGS * rounding:  # NaN is no prediction
+        doubts["too far"] = (
+            f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: more "
+            "than the learning rate makes them differ, such as gradients that are not shared "
+            "(DistributedDataParallel is missing), or copies of the weights that the optimizer keeps"
         )
     if own_gradients and len(measured) > 1 and max(measured) <= rounding:
         doubts["no divergence"] = (

@@ -10,19 +10,13 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from hdet.replicas import Arms, Replicas, local, refuse_wiring
-from hdet.weights.parameters import trained_parameters
+from hdet.replicas import Arms, Replicas, refuse_wiring
 
 __all__ = ["GradientSharing", "Gradients", "refuse_outer"]
 
 Gradients = Literal["all", "none"] | Arms
-_SAMPLED = 64
-#: Replicas that begin so far apart, relative to their weights, were not meant to be one model.
-_STRANGERS = 0.5
 
 
 class GradientSharing:
@@ -46,11 +40,11 @@ class GradientSharing:
                 f"{gradients.ranks}; give Arms and {caller} the same process_group"
             )
         if replicas.gradients not in (None, gradients):
+            how = "were stacked with" if replicas.here > 1 else "share by the model's own mesh"
             raise ValueError(
-                f"{caller}: gradients must be what the replicas were stacked with, {replicas.gradients!r}, "
+                f"{caller}: gradients must be what the replicas {how}, {replicas.gradients!r}, "
                 f"got {gradients!r}; give both the same"
             )
-        self._caller = caller
         self._replicas = replicas
         among = replicas.size if gradients == "all" else 1 if gradients == "none" else gradients.size
         #: Whether ranks differ by more than what the optimizer makes of one gradient.
@@ -81,20 +75,6 @@ class GradientSharing:
         groups = [values[i : i + k] for i in range(0, len(values), k)]
         return tuple(math.fsum(group) / k if all(map(math.isfinite, group)) else math.nan for group in groups)
 
-    def doubt_start(self, optimizer: Optimizer) -> str:
-        """What is odd about the weights to begin with. A collective where gradients are not shared."""
-        if not self.own_gradients:
-            return ""
-        rows = self._replicas.gather(_sample(optimizer))
-        size = math.sqrt(max(math.fsum(x * x for x in row) for row in rows))
-        apart = max(math.dist(row, rows[0]) for row in rows)
-        if apart <= _STRANGERS * size:
-            return ""
-        return (
-            f"the replicas begin {apart / size:.2g} of their weights' norm apart: averaged, they are no "
-            "model at all. Let them start alike: Arms.wrap(model) does it, or one seed on all ranks"
-        )
-
 
 def refuse_outer(caller: str, gradients: Gradients) -> None:
     """Raise ValueError where an outer optimizer has nothing to gain."""
@@ -105,14 +85,3 @@ def refuse_outer(caller: str, gradients: Gradients) -> None:
             "done already, with a momentum of its own; use gradients='none' or several hdet.Arms, or leave "
             "outer out"
         )
-
-
-@torch.no_grad()
-def _sample(optimizer: Optimizer) -> list[float]:
-    """A few weights of evenly spaced tensors, the same ones on every rank."""
-    every: list[Tensor] = [local(p).detach() for group in trained_parameters(optimizer) for p in group]
-    # Scales and biases begin alike whatever the seed: matrices tell.
-    weights = [weight for weight in every if weight.dim() > 1] or every
-    chosen = [w.reshape(-1)[:4].float().cpu() for w in weights[:: max(1, len(weights) // 16)] if w.numel()]
-    values: list[float] = torch.cat(chosen).tolist() if chosen else [0.0]
-    return values[:_SAMPLED]

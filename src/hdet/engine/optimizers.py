@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hdet.replicas import state_of
+
 __all__ = ["JointOptimizer", "parts_of", "unwrapped"]
 
 
@@ -78,15 +80,15 @@ class _States(Mapping[Tensor, Any]):
 
     def __getitem__(self, parameter: Tensor) -> Any:
         for optimizer in self._optimizers:
-            if parameter in optimizer.state:  # asked first: an optimizer's state makes what it does not find
-                return optimizer.state[parameter]
+            if parameter in state_of(optimizer):  # asked first: a state makes what it does not find
+                return state_of(optimizer)[parameter]
         raise KeyError(parameter)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (parameter for optimizer in self._optimizers for parameter in optimizer.state)
+        return (parameter for optimizer in self._optimizers for parameter in state_of(optimizer))
 
     def __len__(self) -> int:
-        return sum(len(optimizer.state) for optimizer in self._optimizers)
+        return sum(len(state_of(optimizer)) for optimizer in self._optimizers)
 
 
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:

@@ -13,14 +13,17 @@ from hdet.engine.agreement import bind_together
 from hdet.engine.attendance import Attendance, refuse_elastic
 from hdet.engine.converge import Converge
 from hdet.engine.design import Design, choose_design, refit_design
+from hdet.engine.doubts import Watch
 from hdet.engine.fan_out import FanOut, stack
 from hdet.engine.gradients import Gradients, GradientSharing, refuse_outer
+from hdet.engine.optimizers import parts_of
 from hdet.engine.schedule import CoveredSchedule, Schedule
+from hdet.engine.starts import Starts
 from hdet.engine.sync import Sync
 from hdet.engine.within_arm import WithinArm, within_arm
 from hdet.hyperparameters import Axis, refuse_shared_places
 from hdet.policies.base import Context, Policy
-from hdet.replicas import Replicas
+from hdet.replicas import Replicas, refuse_divergence, refuse_flat_gradients
 from hdet.weights.outer import OuterStep
 
 __all__ = ["Parts", "assemble"]
@@ -41,6 +44,8 @@ class Parts:
     within: WithinArm | None
     sync: Sync
     schedule: CoveredSchedule
+    starts: Starts
+    watch: Watch
     diverges: bool
     collinear: bool
     doubts: list[str]
@@ -79,12 +84,18 @@ def assemble(
             outer.bind(caller, optimizer, replicas, fan_out.values_of, sharing.arm)
         # One island alone has rounds, too: its outer optimizer steps.
         diverges = own_gradients or outer_steps or any(axis.spread > 0 for axis in axes)
+        if replicas.parts > 1 and any(axis.name == "gradient_clip" for axis in axes):
+            groups = optimizer.param_groups
+            refuse_flat_gradients(caller, "gradient_clip", (p for group in groups for p in group["params"]))
+        if diverges and design != "in turn":  # what one model tries in turn needs no other
+            refuse_divergence(caller, parts_of(optimizer), replicas)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
         attendance = Attendance(replicas, sharing, fan_out)
         converge = Converge(replicas, optimizer, model, with_state=with_state, outer=outer)
         context = Context(
             caller, optimizer, replicas, total_steps, diverges, sharing.by_arm, fan_out.silenced
         )
+        starts = Starts(caller, optimizer, replicas, own_gradients=own_gradients)
         for policy, own in zip(policies, bound, strict=True):
             policy.bind(own, context)
         covered = CoveredSchedule(caller, schedule, fan_out.learning_rates)
@@ -96,11 +107,13 @@ def assemble(
             attendance,
             converge,
             within,
-            Sync(caller, replicas, sharing, fan_out, attendance, converge, within, diverges=diverges),
+            Sync(caller, replicas, sharing, fan_out, attendance, converge, starts, within, diverges=diverges),
             covered,
+            starts,
+            Watch(caller, own_gradients=own_gradients, diverges=diverges),
             diverges=diverges,
             collinear=not own_gradients and not outer_steps and axes == fan_out.learning_rates,
-            doubts=_doubts(optimizer, policies, replicas, sharing, fan_out, jointly)
+            doubts=_doubts(starts, policies, replicas, sharing, fan_out, jointly)
             + _unseen_buffers(replicas, model, diverges),
         )
     except BaseException:
@@ -148,7 +161,7 @@ def _refuse_wire(caller: str, policies: Sequence[Policy], wire: str) -> None:
 
 
 def _doubts(
-    optimizer: Optimizer,
+    starts: Starts,
     policies: Sequence[Policy],
     replicas: Replicas,
     sharing: GradientSharing,
@@ -156,7 +169,7 @@ def _doubts(
     jointly: bool,
 ) -> list[str]:
     """A collective where gradients are not shared."""
-    said = [sharing.doubt_start(optimizer), *(axis.doubt for axis in fan_out.axes)]
+    said = [starts.doubt(), *(axis.doubt for axis in fan_out.axes)]
     said += [fan_out.doubt()] if jointly else []
     for policy in policies:
         said += policy.doubts()
@@ -170,4 +183,7 @@ def _doubts(
 def _unseen_buffers(replicas: Replicas, model: nn.Module | None, diverges: bool) -> list[str]:
     if not replicas.several or replicas.here > 1 or model is not None or not diverges:
         return []
-    return ["model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"]
+    said = "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"
+    if replicas.parts > 1:
+        said += ", and weights that FSDP keeps gathered after a forward pass alone are not given up"
+    return [said]

@@ -16,6 +16,7 @@ from hdet.engine.converge import Converge
 from hdet.engine.divergence import Measured
 from hdet.engine.fan_out import FanOut
 from hdet.engine.gradients import GradientSharing
+from hdet.engine.starts import Starts
 from hdet.engine.training_loss import TrainingLoss, mean_losses, sample_of
 from hdet.engine.within_arm import WithinArm
 from hdet.history import SyncRecord
@@ -33,8 +34,9 @@ _Row = Sequence[float | Tensor]
 class Gathered:
     """What is known after a sync; ``divergence`` alone is this rank's own.
 
-    ``losses`` and ``distances`` are of every rank, ``training`` of all together; ``rows`` has, for each
-    policy that judges, what it measured on every rank; ``odd`` is what should be told."""
+    ``losses`` and ``distances`` are of every replica, ``training`` of all together; ``rows`` has, for each
+    policy that judges, what it measured on every replica; ``odd`` is what should be told,
+    ``began_apart`` whether the round began with weights that differed."""
 
     divergence: Measured
     distances: tuple[float, ...]
@@ -42,6 +44,7 @@ class Gathered:
     training: Sample
     rows: list[list[list[float]]]
     odd: tuple[str, ...]
+    began_apart: bool = False
 
 
 class Sync:
@@ -54,6 +57,7 @@ class Sync:
         fan_out: whose values stand where.
         attendance: who is here, and is heard.
         converge: the mean of the weights.
+        starts: the weights that the replicas began with.
         within: the mean of an arm's, where its ranks share weights instead of gradients.
         diverges: whether there is anything to average.
     """
@@ -66,6 +70,7 @@ class Sync:
         fan_out: FanOut,
         attendance: Attendance,
         converge: Converge,
+        starts: Starts,
         within: WithinArm | None = None,
         *,
         diverges: bool,
@@ -77,10 +82,12 @@ class Sync:
         self._attendance = attendance
         self._converge = converge
         self._within = within
+        self._starts = starts
         self._diverges = diverges
 
     def __call__(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
         """Meet. A collective: every rank calls it after the same step."""
+        began_apart = self._starts.check()
         where = f"{self._caller}.step: step {steps}: the probe"
         heard = () if self._within is None else self._within.meet(self._fan_out)
         # The probe comes before the mean: a replica that diverged is judged at its own points.
@@ -93,11 +100,11 @@ class Sync:
         row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
         bases = [axis.base for axis in self._fan_out.axes if axis.may_part]
         measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
-        rows = self._replicas.gather([*row, *bases, *(value for own in measured for value in own)])
-        self._check_steps(rows)
+        every = self._replicas.gather_ranks([*row, *bases, *(value for own in measured for value in own)])
+        self._check_steps(every)
         measured_at = _BASES_AT + len(bases)
-        self._check_bases([row[_BASES_AT:measured_at] for row in rows])
-        rows = self._attendance.heard(rows)
+        self._check_bases([row[_BASES_AT:measured_at] for row in every])
+        rows = self._attendance.heard(self._replicas.of_replicas(every))
         losses = [row[_LOSS_AT:_BASES_AT] for row in rows]
         return Gathered(
             divergence=divergence,
@@ -106,6 +113,7 @@ class Sync:
             training=sample_of(losses),
             rows=_apart([row[measured_at:] for row in rows], [len(own) for own in measured]),
             odd=(*heard, *self._attendance.odd, *odd),
+            began_apart=began_apart,
         )
 
     def _measure(self, where: str, parts: Sequence[tuple[Policy, Callable[[], _Row]]]) -> list[_Row]:
@@ -129,6 +137,7 @@ class Sync:
         Who was is seen by the held-out loss, or else by the training loss so far; with an outer optimizer,
         which would remember it, by the weights as well. At the end of a round that one steps.
         """
+        self._starts.check()  # before they are mixed
         if not self._sharing.own_gradients:
             return self._converge(ends_round=ends_round)
         own = own_losses[0] if own_losses else training.total()

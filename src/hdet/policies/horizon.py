@@ -8,7 +8,7 @@ own batches and, where they diverge, its own points."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Literal
 
 from torch import Tensor
@@ -37,6 +37,7 @@ from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
 from hdet.replicas import local
 from hdet.schedules import Windows
+from hdet.weights.mirrors import Mirrors
 from hdet.weights.room import Where
 from hdet.weights.trail import PointsTrail, Trail
 from hdet.weights.way_back import WayBack
@@ -111,25 +112,25 @@ class Horizon(Policy):
         self._context, optimizer = context, context.optimizer
         self._scopes = Scopes.of(self._scope, self._parts, len(optimizer.param_groups))
         groups, apart = self._scopes.cut
-        among = context.replicas if context.diverges else None
-        self._points = None
-        if self._scopes.apart or (context.diverges and not self._averaged):
-            self._points = PointsTrail(optimizer, groups, among, apart=apart)
-        self._trail = self._points or Trail(optimizer, groups, among)
+        among, diverges, self._points = context.replicas, context.diverges, None
+        if self._scopes.apart or (diverges and not self._averaged):
+            self._points = PointsTrail(optimizer, groups, among, diverges=diverges, apart=apart)
+        self._trail = self._points or Trail(optimizer, groups, among, diverges=diverges)
         refuse_frozen(context.caller, self._trail.weights)
-        weights = [local(p) for group in optimizer.param_groups for p in group["params"]]
+        weights = [local(p) for g in optimizer.param_groups for p in g["params"]]
         self.incumbent = Incumbent(
             Keeper(self._probe, self._probe.model, weights, context.replicas, self._keep),
             self._patience,
             remembers=self._points is None,
             apart=self._points is not None or self._probe.has_norms,
         )
+        self._mirrors = Mirrors(optimizer, context.replicas)
         self._way_back = WayBack(weights, optimizer, self._probe.model, self._where)
         self._clock.total_steps = context.total_steps
         one = context.replicas.here == 1  # what several see at once is no sample
         self._useless = UselessProbe(context.caller, self._probe, by_group=self._scopes.apart, watches=one)
-        by, off = (self._trail, self.incumbent, self._useless), context.regularisers_off
-        self.evidence = PathEvidence(*by, off, self._probe.choosing, averaged=self._averaged)
+        by = self._trail, self.incumbent, self._useless, context.regularisers_off, self._probe.choosing
+        self.evidence = PathEvidence(*by, averaged=self._averaged)
         self._states = [HorizonState(factor) for factor in self._first_factors()]
         self._curve = Curve(self._learning_rates[0].curve, self._learning_rates[0].curve)
         self._take_factors()
@@ -191,7 +192,7 @@ class Horizon(Policy):
                 if self._points is None:  # the weights of now are p
                     self._previous_middle = [float(self._clock.began) for _ in self._states]
             # Several ranks could disagree by a step, and wait for each other: they look at its end.
-            self._trail.begin(self._clock.length, alone=self._context.replicas.size == 1)
+            self._trail.begin(self._clock.length, alone=self._context.replicas.ranks == 1)
         if self._fresh:
             self._trail.start()
             if self.incumbent.keeper.choice.kept is None:
@@ -207,11 +208,11 @@ class Horizon(Policy):
         self.window_end = self._clock.end = self.window_end - self._trail.mean.left
         return True
 
-    def recounted(self, step: int) -> None:
-        self._trail.mean.left = (self.window_end or step) - step
-
     def judges(self, step: int) -> bool:
         return self.window_end is not None and step >= self.window_end
+
+    def recounted(self, step: int) -> None:
+        self._trail.mean.left = (self.window_end or step) - step
 
     def at_own(self) -> Sequence[float | Tensor]:
         """Losses at this replica's points, unless only those of the mean of all count."""
@@ -225,8 +226,8 @@ class Horizon(Policy):
 
     def _few(self) -> int:
         """How many batches e is measured on: all of them where it may be handed over."""
-        most = self._probe.choosing
-        return most if self._clock.ends_run else min(max(2, self._clock.length // _STEPS_PER_BATCH), most)
+        some = max(2, self._clock.length // _STEPS_PER_BATCH)
+        return self._probe.choosing if self._clock.ends_run else min(some, self._probe.choosing)
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """‖m − p‖ / ‖p‖ of each scope, m being that of all replicas by now; and other losses to choose by."""
@@ -237,7 +238,6 @@ class Horizon(Policy):
         """The controller's decision for each scope and what follows from it; the factor moves no more once
         the schedule is well below its peak, and on its way down."""
         before = self.before(seen.levels)
-        rise = self._curve.rise(self._learning_rates[0].curve)
         losses = PointLosses(
             seen.rows,
             measured=self._judges or self._points is None,
@@ -251,7 +251,7 @@ class Horizon(Policy):
             remembers=self._points is None,
             previous=self.incumbent.previous,
         )
-        compared = self.incumbent.best, rise, seen.explained
+        compared = self.incumbent.best, self._curve.rise(self._learning_rates[0].curve), seen.explained
         windows = losses.windows(self._clock, seen.step, self._previous_middle, *compared)
         doubts = self._useless.judge(seen, windows, judged=losses.judged)
         factors = [state.value for state in self._states]
@@ -277,8 +277,8 @@ class Horizon(Policy):
         self._take_factors()
         records = tuple(b.record(delta=b.axis.base - b.base) for b in before)
         horizon = tuple(map(record_of, self._scopes.names(), decisions, windows))
-        how = Decided(records, horizon=horizon, events=(*doubts, *events), void=went_back)
-        return replace(how, went_back=went_back or retreated)
+        told, back = (*doubts, *events), went_back or retreated
+        return Decided(records, horizon=horizon, events=told, void=went_back, went_back=back)
 
     def _numbered(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
         return dict(zip(self._trail.numbers, values, strict=True))
@@ -291,7 +291,7 @@ class Horizon(Policy):
         if self._way_back.exists and anew:
             self._begin_anew(step, slower=slower)
             return told_retreat(improved, anew=True, slower=slower)
-        with self._context.regularisers_off():
+        with self._mirrors.following(), self._context.regularisers_off():
             of_step = self.incumbent.go_back_()
         self._states = [self._controller.retreat(state, slower=slower) for state in self._states]
         self._trail.stand()

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase  # no public name covers batch and instance norm
 
+from hdet.replicas import give_up_gathered
+
 __all__ = ["forked", "random_state", "reseed", "weights_alone"]
 
 
@@ -27,12 +29,14 @@ def weights_alone(model: nn.Module) -> Iterator[None]:
     # The weights were moved in place, which autocast does not notice: it would go on using the casts of the
     # last point. Training must not find those made in here either; older torch makes them without a gradient.
     torch.clear_autocast_cache()
+    give_up_gathered(model)  # nor does FSDP notice it
     try:
         for module, trained in flags:
             _set_mode(module, trained)
         yield
     finally:
         torch.clear_autocast_cache()
+        give_up_gathered(model)
         for module, name, buffer, before in buffers:
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # no public name covers all of its kinds
 
+from hdet.replicas import give_up_gathered
+
 __all__ = ["refresh_norms_", "trained_norms"]
 
 
@@ -38,6 +40,7 @@ def refresh_norms_(
         return
     flags = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in chosen]
+    give_up_gathered(model)
     try:
         for module, _ in flags:
             module.training = False
@@ -48,6 +51,7 @@ def refresh_norms_(
         for batch in batches:
             run(batch)
     finally:
+        give_up_gathered(model)
         for norm, momentum in zip(chosen, momenta, strict=True):
             norm.momentum = momentum
         for module, training in flags:

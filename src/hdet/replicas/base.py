@@ -1,7 +1,12 @@
-"""The one thing the engine knows of other replicas: how many there are, and how to meet them."""
+"""The one thing the engine knows of other replicas: how many there are, and how to meet them.
+
+A replica may itself be spread over several ranks, each of which holds a *part* of it. What is said of a
+replica (a loss, a norm, a distance) is then taken over all its parts.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,17 +35,63 @@ class Replicas(ABC):
     elastic: bool = False
     #: How many replicas this process holds. Where there are several, tensors have a first dimension for them.
     here: int = 1
+    #: On how many ranks one replica lies, and which of them this one is.
+    parts: int = 1
+    part: int = 0
     #: Who shares gradients, where the replicas themselves see to it.
     gradients: Literal["all", "none"] | None = None
     #: What this process has sent to others since it began, where a ring is how sums travel.
     sent_bytes: int = 0
 
+    @property
+    def ranks(self) -> int:
+        """How many there are in all."""
+        return self.size * self.parts
+
+    @property
+    def place(self) -> int:
+        """Of this rank among all of them, a replica's parts together."""
+        return self.rank * self.parts + self.part
+
     @abstractmethod
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
-        """Everybody's row, in order of rank. All rows have the same length; NaN passes unharmed.
+        """The row of every replica, in order. All rows have the same length; NaN passes unharmed.
 
-        Where this process holds several replicas, an item is one number for all or a tensor of each one's.
+        Of a replica in parts it is the mean of theirs: a loss on the data of all of them. Where this process
+        holds several replicas, an item is one number for all or a tensor of each one's.
         """
+
+    def gather_ranks(self, row: Sequence[float | Tensor]) -> list[list[float]]:
+        """The row of every rank, in order of :attr:`place`; :meth:`of_replicas` makes replicas' of them."""
+        return self.gather(row)
+
+    def of_replicas(self, rows: list[list[float]]) -> list[list[float]]:
+        """What :meth:`gather` would have given for the rows of all ranks."""
+        return [
+            [_mean(column) for column in zip(*rows[at : at + self.parts], strict=True)]
+            for at in range(0, len(rows), self.parts)
+        ]
+
+    def unlike(self, row: Sequence[float]) -> list[int]:
+        """The ranks whose row is not that of the same part of the first replica. A collective; all know."""
+        rows = self.gather_ranks(row)
+        return [r for r, other in enumerate(rows) if other != rows[r % self.parts]]
+
+    def shard_of(self, parameter: Tensor) -> tuple[int, int]:
+        """Which shard of a parameter lies on this rank, and into how many the replica has cut it."""
+        return 0, 1
+
+    def share_of(self, parameter: Tensor) -> float:
+        """What squares of this rank's shard count in a sum over the parts: what several hold counts once."""
+        return self.shard_of(parameter)[1] / self.parts
+
+    def whole_norms(self, norms: Sequence[float]) -> list[float]:
+        """Norms over this replica, from those of each part. A collective of the parts, if there are any."""
+        return list(norms)
+
+    def anywhere(self, seen: bool) -> bool:
+        """Whether any part of this replica has seen it. A collective of the parts."""
+        return self.whole_norms([float(seen)])[0] > 0
 
     @abstractmethod
     def agree(self, caller: str, facts: Mapping[str, str]) -> None:
@@ -91,9 +142,14 @@ class Replicas(ABC):
             measured = list(measure())
         except Exception as error:
             failure = error
-        failed = [row[0] for row in self.gather([float(failure is not None)])]
+        failed = [row[0] for row in self.gather_ranks([float(failure is not None)])]
         if failure is not None:
             raise failure
         if any(failed):
             raise RuntimeError(f"{what} raised on rank {failed.index(1.0)}; its own error says why")
         return measured
+
+
+def _mean(column: Sequence[float]) -> float:
+    """Of values that are one and the same, that value, bit for bit."""
+    return column[0] if len(set(column)) == 1 else math.fsum(column) / len(column)

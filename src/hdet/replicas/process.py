@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import cast
 
@@ -16,7 +16,7 @@ from hdet.replicas.averaging import BucketedMean, Work
 from hdet.replicas.base import Mean, Replicas
 from hdet.replicas.integers import maximum_
 
-__all__ = ["ProcessReplicas"]
+__all__ = ["PATIENCE", "ProcessReplicas", "agree_among"]
 
 #: How long a rank waits for the others, where the backend lets the waiting side say so. Backends that do
 #: not (NCCL) fall back on the timeout given to ``init_process_group``.
@@ -61,21 +61,11 @@ class ProcessReplicas(Replicas):
         return dist.get_world_size(self._group)
 
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
-        rows = self._all_gather(torch.tensor(row, dtype=torch.float64, device=self._device))
+        rows = self.all_gather(torch.tensor(row, dtype=torch.float64, device=self._device))
         return [cast("list[float]", gathered.tolist()) for gathered in rows]
 
     def agree(self, caller: str, facts: Mapping[str, str]) -> None:
-        text = json.dumps(dict(facts)).encode()
-        digest = hashlib.sha256(text).digest()
-        # Fixed in length, so that ranks which disagree about everything can still exchange it.
-        header = [*digest[:24], len(text) >> 16, len(text) & 0xFFFF]
-        headers = self._all_gather(torch.tensor(header, dtype=torch.int64, device=self._device))
-        if all(torch.equal(other, headers[0]) for other in headers):
-            return
-        longest = max(int(other[-2]) << 16 | int(other[-1]) for other in headers)
-        padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=self._device)
-        beliefs = [json.loads(bytes(row.tolist())) for row in self._all_gather(padded)]
-        raise RuntimeError(f"{caller}: the ranks disagree. {_first_difference(beliefs)}")
+        agree_among(caller, facts, self.all_gather)
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         integer = [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
@@ -129,7 +119,9 @@ class ProcessReplicas(Replicas):
         """A ring sends every value 2·(N−1)/N times: once to be summed, once as the sum."""
         self.sent_bytes += 2 * tensor.numel() * tensor.element_size() * (self.size - 1) // self.size
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which have one shape, on the host."""
+        tensor = tensor.to(self._device)
         rows = [torch.empty_like(tensor) for _ in range(self.size)]
         self.sent_bytes += tensor.numel() * tensor.element_size() * (self.size - 1)
         self._await(dist.all_gather(rows, tensor, self._group, async_op=True), tensor.is_cpu)
@@ -159,6 +151,25 @@ class _Patient:
 
     def wait(self) -> None:
         self._replicas._await(self._work, self._on_cpu)
+
+
+def agree_among(
+    caller: str,
+    facts: Mapping[str, str],
+    all_gather: Callable[[Tensor], list[Tensor]],
+) -> None:
+    """Raise RuntimeError on every rank of ``all_gather``, unless all of them hold the same facts."""
+    text = json.dumps(dict(facts)).encode()
+    digest = hashlib.sha256(text).digest()
+    # Fixed in length, so that ranks which disagree about everything can still exchange it.
+    header = [*digest[:24], len(text) >> 16, len(text) & 0xFFFF]
+    headers = all_gather(torch.tensor(header, dtype=torch.int64))
+    if all(torch.equal(other, headers[0]) for other in headers):
+        return
+    longest = max(int(other[-2]) << 16 | int(other[-1]) for other in headers)
+    padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8)
+    beliefs = [json.loads(bytes(row.tolist())) for row in all_gather(padded)]
+    raise RuntimeError(f"{caller}: the ranks disagree. {_first_difference(beliefs)}")
 
 
 def _first_difference(beliefs: Sequence[Mapping[str, str]]) -> str:

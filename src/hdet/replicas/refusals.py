@@ -1,83 +1,74 @@
-"""Set-ups in which replicas cannot diverge, found before training and refused with the reason.
+"""Set-ups in which replicas cannot diverge, or nothing can be found out, refused with the reason.
 
 Nothing here imports a sharding library: if its user has not, nothing can be sharded by it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["is_wired", "refuse_sharded", "refuse_wiring"]
+from hdet.replicas.base import Replicas
+from hdet.replicas.layout import flat_modules, is_flat
+from hdet.replicas.zero import is_zero
 
-_WHY = (
-    "every rank holds only a shard of the one model, so there are no replicas to diverge: each shard would "
-    "train at another learning rate, and averaging would mix unrelated weights"
-)
-
-
-def refuse_sharded(
-    caller: str,
-    optimizer: Optimizer,
-    model: nn.Module | None,
-    group: dist.ProcessGroup | None,
-) -> None:
-    """Raise TypeError for ZeRO optimizers and for models sharded within ``group``."""
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in ("ZeroRedundancyOptimizer", "DeepSpeedZeroOptimizer"):
-            raise TypeError(
-                f"{caller}: optimizer is a {kind.__name__}: it updates each parameter on one rank and "
-                "broadcasts the result, so the replicas' learning rates never make them differ. "
-                "Use the plain optimizer under DistributedDataParallel"
-            )
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if model is not None and fsdp is not None:
-        for module in model.modules():
-            if isinstance(module, fsdp.FullyShardedDataParallel) and _shards(module):
-                raise TypeError(
-                    f"{caller}: model is wrapped in FullyShardedDataParallel: {_WHY}. "
-                    "Use DistributedDataParallel"
-                )
-    for parameter in _parameters(optimizer, model):
-        if hasattr(parameter, "_fsdp_flattened") or type(parameter).__name__ == "FlatParameter":
-            raise TypeError(
-                f"{caller}: the optimizer's parameters belong to FullyShardedDataParallel: {_WHY}. "
-                "Use DistributedDataParallel"
-            )
-        _refuse_sharded_dtensor(caller, parameter, group)
+__all__ = [
+    "is_wired",
+    "refuse_divergence",
+    "refuse_flat_gradients",
+    "refuse_overlap",
+    "refuse_unknown_shards",
+    "refuse_wiring",
+]
 
 
-def _shards(module: Any) -> bool:
-    return getattr(module.sharding_strategy, "name", "") != "NO_SHARD"
+def refuse_unknown_shards(caller: str, parameters: Iterable[Tensor], model: nn.Module | None) -> None:
+    """Raise TypeError for FullyShardedDataParallel's parameters without the model, which knows its groups."""
+    if any(map(is_flat, parameters)) and not any(flat_modules(model, every=True)):
+        raise TypeError(
+            f"{caller}: the optimizer's parameters belong to FullyShardedDataParallel, and which ranks are "
+            "replicas is not known without it; give model= (of a probe: Probe(model=)), the wrapped one. For "
+            "replicas that diverge it must be HYBRID_SHARD, or DistributedDataParallel"
+        )
 
 
-def _parameters(optimizer: Optimizer, model: nn.Module | None) -> Iterable[Tensor]:
-    for param_group in optimizer.param_groups:
-        yield from param_group["params"]
-    if model is not None:
-        yield from model.parameters()
+def refuse_overlap(caller: str, optimizers: Iterable[Optimizer]) -> None:
+    """Raise TypeError for an optimizer that steps within the backward pass, where no hook sees it."""
+    if any(is_zero(one) and getattr(one, "_overlap_with_ddp", False) for one in optimizers):
+        raise TypeError(
+            f"{caller}: optimizer is a ZeroRedundancyOptimizer with overlap_with_ddp=True, which steps "
+            "within the backward pass and reads no other learning rate; leave overlap_with_ddp out"
+        )
 
 
-def _refuse_sharded_dtensor(caller: str, parameter: Tensor, group: dist.ProcessGroup | None) -> None:
-    """A DTensor may be sharded over other ranks (HSDP's shard dimension), never within our group."""
-    tensor: Any = sys.modules.get("torch.distributed.tensor")
-    if tensor is None or not isinstance(parameter, tensor.DTensor):
+def refuse_divergence(caller: str, optimizers: Iterable[Optimizer], replicas: Replicas) -> None:
+    """Raise TypeError where all ranks together hold the one model, and somebody wants replicas to differ."""
+    if replicas.size > 1 or replicas.parts == 1:
         return
-    ours = set(dist.get_process_group_ranks(group or dist.group.WORLD))
-    mesh = parameter.device_mesh
-    for dimension, placement in enumerate(parameter.placements):
-        theirs = dist.get_process_group_ranks(mesh.get_group(dimension))
-        if not placement.is_replicate() and len(ours.intersection(theirs)) > 1:
-            raise TypeError(
-                f"{caller}: a parameter is {placement} over ranks {theirs}: {_WHY}. Replicate the model "
-                "over the group (DistributedDataParallel), or shard it over a second mesh dimension and pass "
-                "the replicate dimension's group as process_group"
-            )
+    if any(map(is_zero, optimizers)):
+        raise TypeError(
+            f"{caller}: optimizer is a ZeroRedundancyOptimizer: it updates each parameter on one rank and "
+            "broadcasts the result, so the replicas' learning rates never make them differ. "
+            "Use the plain optimizer under DistributedDataParallel, or HSDP; AutoLR without a spread takes it"
+        )
+    raise TypeError(
+        f"{caller}: replicas were to diverge, and all {replicas.parts} ranks together hold one: each has "
+        "a shard of the same model. Replicate it over a second mesh dimension (HSDP: fully_shard on a "
+        "mesh of two dimensions, or HYBRID_SHARD), or use DistributedDataParallel; AutoLR without a "
+        "spread trains one sharded model"
+    )
+
+
+def refuse_flat_gradients(caller: str, what: str, parameters: Iterable[Tensor]) -> None:
+    """Raise TypeError for what reads the norm of a gradient of which every rank sees its own part alone."""
+    if any(map(is_flat, parameters)):
+        raise TypeError(
+            f"{caller}: {what} is taken over the whole gradient, and a part of FullyShardedDataParallel's "
+            "has no norm of the whole; shard with fully_shard, whose gradients have one, or do not explore it"
+        )
 
 
 def is_wired(model: nn.Module | None) -> bool:

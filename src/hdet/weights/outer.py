@@ -180,15 +180,13 @@ class OuterStep:
             return
         settled()
         bits = sum(int(_bits(start)) for start in self._start.values()) % _EXACT_INTEGERS
-        sums = [row[0] for row in self._replicas.gather([float(bits)])]
-        if any(other != sums[0] for other in sums):
+        if odd := self._replicas.unlike([float(bits)]):
             if not self.steps:
                 return
-            odd = next(r for r, other in enumerate(sums) if other != sums[0])
             raise RuntimeError(
-                f"{self._caller}: with outer= all replicas must begin with the same weights, and rank {odd} "
-                "began with others than rank 0; let them start alike: Arms.wrap(model) does it, or one seed "
-                "or one checkpoint on all ranks"
+                f"{self._caller}: with outer= all replicas must begin with the same weights, and rank "
+                f"{odd[0]} began with others than rank 0; let them start alike: Arms.wrap(model) does it, or "
+                "one seed or one checkpoint on all ranks"
             )
         self._alike = True
 
@@ -224,7 +222,7 @@ class OuterStep:
         self.begun = False
         both = list(zip(pieces.items(), starts, strict=True))
         largest = [outer_gradient(s.to(w.device), w).abs().amax().double().cpu() for (_, w), s in both]
-        if largest and not bool((torch.stack(largest) < _LARGEST).all()):
+        if self._replicas.anywhere(bool(largest) and not bool((torch.stack(largest) < _LARGEST).all())):
             return ("the outer optimizer did not step: the mean of the weights is lost",)
         for (key, weight), start in both:
             gradient = outer_gradient(start.to(weight.device), weight)
@@ -266,8 +264,8 @@ class OuterStep:
         settled()
         unsent = self._unsent if self._packed is None else self._packed.state_dict()
         return {
-            "rank": self._replicas.rank,
-            "size": self._replicas.size,
+            "rank": self._replicas.place,
+            "size": self._replicas.ranks,
             "start": dict(self._start) if self.begun else None,
             "velocity": dict(self._velocity),
             "gradient": dict(self._gradient),
@@ -288,7 +286,7 @@ class OuterStep:
                     placed = tensor.to(here[key])
                     mine[key] = room_for(placed, self.settings.keep).copy_(placed)
         self.begun = self._alike = state["start"] is not None
-        if (state["rank"], state["size"]) == (self._replicas.rank, self._replicas.size):
+        if (state["rank"], state["size"]) == (self._replicas.place, self._replicas.ranks):
             self._unsent = state["unsent"]
 
     def _pieces(self, parameters: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.replicas import is_flat
+
 __all__ = ["describe", "parameter_device", "trained_parameters"]
 
 
@@ -40,4 +42,6 @@ def describe(optimizer: Optimizer, model: nn.Module | None) -> dict[str, str]:
 
 def _describe(tensor: Tensor) -> str:
     trained = ", trained" if tensor.requires_grad else ""
+    if is_flat(tensor):  # the shape is that of this rank's part, and another one's is another
+        return f"{tensor.dtype}, a part of FullyShardedDataParallel's{trained}"
     return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}{trained}"

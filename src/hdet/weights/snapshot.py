@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.replicas import give_up_gathered, local, sharded_like, state_of
 from hdet.weights.room import bytes_of, copy_into, copy_of, fits, room_for, settled
 
 __all__ = ["Snapshot"]
@@ -77,9 +78,11 @@ class Snapshot:
                 copy_into(tensors[key], kept)
             elif kind in ("state", "group") and (kind, i) in homes:
                 settled()
-                homes[kind, i][name] = copy_of(kept, self._weights[0].device)
+                again = copy_of(kept, self._weights[0].device)
+                homes[kind, i][name] = sharded_like(self._parameters[i], again) if kind == "state" else again
         for (kind, i, name), value in self._values.items():
             homes[kind, i][name] = _own(value)
+        give_up_gathered(self._model)
 
     def bytes(self) -> int:
         """What the copies take."""
@@ -108,24 +111,27 @@ class Snapshot:
         tensors: dict[_Key, Tensor] = {
             ("weight", i, ""): weight.detach() for i, weight in enumerate(self._weights)
         }
-        tensors |= {("buffer", 0, name): buffer for name, buffer in self._model.named_buffers()}
+        tensors |= {("buffer", 0, name): local(buffer) for name, buffer in self._model.named_buffers()}
         values: dict[_Key, Any] = {}
         for (kind, i), home in self._homes().items():
             for name, value in home.items():
                 if kind == "group" and name in _NOT_STATE:
                     continue
                 if isinstance(value, Tensor):
-                    tensors[kind, i, name] = value
+                    tensors[kind, i, name] = local(value)
                 else:
                     values[kind, i, name] = _own(value)
         return tensors, values
 
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
     def _homes(self) -> dict[tuple[str, int], dict[str, Any]]:
         """Where the optimizer keeps things: its state of each parameter, and its groups."""
         groups = self._optimizer.param_groups
-        state = self._optimizer.state
-        parameters = (parameter for group in groups for parameter in group["params"])
-        homes = {("state", i): state[p] for i, p in enumerate(parameters) if p in state}
+        state = state_of(self._optimizer)
+        homes = {("state", i): state[p] for i, p in enumerate(self._parameters) if p in state}
         return homes | {("group", i): group for i, group in enumerate(groups)}
 
 

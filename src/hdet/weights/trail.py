@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from hdet.replicas import Mean, Replicas, local
+from hdet.replicas import Mean, Replicas, SoloReplica, local
 from hdet.weights.alarm import Alarm
 from hdet.weights.parameters import trained_parameters
 from hdet.weights.sketch import sketch
@@ -28,6 +28,9 @@ __all__ = ["PointsTrail", "Trail"]
 
 #: A sketch of weights, and their norm.
 _Sketch = tuple[Tensor, float]
+
+#: Tensors by the share with which their squares count.
+_Shared = dict[float, list[Tensor]]
 
 #: A vector that begins at zero has no norm; it counts as if each of its values were this large.
 _LEAST_SIZE = 0.1
@@ -40,7 +43,8 @@ class Trail:
         optimizer: whose trained parameters are followed.
         groups: how many parameter groups each scope holds, whose displacement is its own; None looks at all
             weights together.
-        replicas: whose weights differ within a window, and who share its mean; None where they do not.
+        replicas: whose weights they are; of one in parts, norms are taken over all of them.
+        diverges: whether replicas differ within a window, and share its mean.
     """
 
     def __init__(
@@ -48,10 +52,13 @@ class Trail:
         optimizer: Optimizer,
         groups: Sequence[int] | None = None,
         replicas: Replicas | None = None,
+        *,
+        diverges: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._sizes = groups
-        self._replicas = replicas
+        self._replicas: Replicas = SoloReplica() if replicas is None else replicas
+        self._diverges = diverges
         self._average: Mean | None = None
         self._trained: list[int] = []
         self._least: list[float] = []
@@ -74,13 +81,14 @@ class Trail:
         number = {id(p): i for i, p in enumerate(every)}
         #: Which of the optimizer's parameters they are.
         self.numbers = [number[id(p)] for p in parameters]
+        self._parameters = parameters
         self.weights = [local(p) for p in parameters]
+        self._shares = [self._replicas.share_of(p) for p in parameters]
         self.mean = WindowMean(self.weights)
-        if self._replicas is not None:
+        if self._diverges:
             self._average = self._replicas.plan_mean(self.mean.tensors)
-        self._least = [
-            least.get(id(p), _usual_norm(w)) for p, w in zip(parameters, self.weights, strict=True)
-        ]
+        usual = self._usual_norms()
+        self._least = [least.get(id(p), norm) for p, norm in zip(parameters, usual, strict=True)]
         ends = list(accumulate(len(group) for group in groups))
         #: The weights that have a displacement of their own.
         self.scopes = [slice(end - len(group), end) for end, group in zip(ends, groups, strict=True)]
@@ -89,7 +97,7 @@ class Trail:
 
     def start(self) -> None:
         """The weights as they stand are what the first window is compared with."""
-        self._least = [_usual_norm(weight) for weight in self.weights]
+        self._least = self._usual_norms()
         self.stand()
 
     def stand(self) -> None:
@@ -100,12 +108,30 @@ class Trail:
         """m becomes p."""
         self._before[scope] = self._now[scope]
 
-    def _sketched(self, weights: Sequence[Tensor]) -> list[_Sketch]:
-        now = [[weight.detach() for weight in weights[scope]] for scope in self.scopes]
-        # Of a scope of which nothing is trained there is nothing to see.
+    def _usual_norms(self) -> list[float]:
+        """The norm that weights of their shape are usually given, of those that are zero; of any other, 0."""
+        replicas = self._replicas
+        some = replicas.whole_norms([float(w.detach().any()) if w.numel() else 0.0 for w in self.weights])
+        roots = replicas.whole_norms(
+            [math.sqrt(s * w.numel()) for w, s in zip(self.weights, self._shares, strict=True)]
+        )
         return [
-            (sketch(part), float(get_total_norm(part))) if part else (torch.zeros(1), 0.0) for part in now
+            0.0 if seen else _usual_size(p) * root
+            for p, seen, root in zip(self._parameters, some, roots, strict=True)
         ]
+
+    def _sketched(self, weights: Sequence[Tensor]) -> list[_Sketch]:
+        now = [self._by_share([weight.detach() for weight in weights], scope) for scope in self.scopes]
+        norms = self._replicas.whole_norms([_norm(part) for part in now])
+        return list(zip(map(_sketch, now), norms, strict=True))
+
+    def _by_share(self, tensors: Sequence[Tensor], scope: slice) -> _Shared:
+        """Those of a scope, together where their squares count alike: what all parts of a replica hold counts
+        once in the sum over them."""
+        found: _Shared = {}
+        for tensor, share in zip(tensors[scope], self._shares[scope], strict=True):
+            found.setdefault(share, []).append(tensor)
+        return found
 
     @contextmanager
     def at_mean(self) -> Iterator[None]:
@@ -121,17 +147,24 @@ class Trail:
         no other part in it. Waits for the device."""
         if self._average is None:
             return
-        if not all(bool(torch.isfinite(m).all()) for m in self.mean.tensors):
+        lost = not all(bool(torch.isfinite(m).all()) for m in self.mean.tensors)
+        if self._replicas.anywhere(lost):
             torch._foreach_copy_(self.mean.tensors, [weight.detach() for weight in self.weights])
         self._average()
 
     def displacements(self) -> list[float]:
         """‖m − p‖ / ‖p‖ of each scope. Waits for the device."""
         self._now = self._sketched(self.mean.tensors)
-        return [
-            float(torch.linalg.vector_norm(now - before, dtype=_wide(now))) / self._size(norm, scope)
-            for scope, (now, _), (before, norm) in zip(self.scopes, self._now, self._before, strict=True)
+        moved = [
+            float(torch.linalg.vector_norm(now - before, dtype=_wide(now)))
+            for (now, _), (before, _) in zip(self._now, self._before, strict=True)
         ]
+        return self._relative(moved, [norm for _, norm in self._before])
+
+    def _relative(self, moved: Sequence[float], before: Sequence[float]) -> list[float]:
+        """How far this rank's part of each scope moved, of the norm that the whole had before."""
+        every = zip(self._replicas.whole_norms(moved), before, self.scopes, strict=True)
+        return [far / self._size(norm, scope) for far, norm, scope in every]
 
     def _size(self, norm: float, scope: slice) -> float:
         # What began at zero counts with the size that it is usually given.
@@ -152,8 +185,9 @@ class Trail:
         return self.mean.left > 0 and self._alarm is not None and self._alarm.rings()
 
     def is_finite(self) -> bool:
-        """Whether the weights are. Waits for the device."""
-        return all(bool(torch.isfinite(weight).all()) for weight in self.weights)
+        """Whether the weights are. Waits for the device, and for the other parts of this replica."""
+        lost = not all(bool(torch.isfinite(weight).all()) for weight in self.weights)
+        return not self._replicas.anywhere(lost)
 
     def bytes(self) -> int:
         """What the copies take."""
@@ -193,7 +227,7 @@ class PointsTrail(Trail):
 
     Args:
         optimizer: whose trained parameters are followed.
-        groups, replicas: as for a :class:`Trail`.
+        groups, replicas, diverges: as for a :class:`Trail`.
         apart: whether each scope has points of its own.
     """
 
@@ -203,11 +237,12 @@ class PointsTrail(Trail):
         groups: Sequence[int] | None = None,
         replicas: Replicas | None = None,
         *,
+        diverges: bool = False,
         apart: bool = False,
     ) -> None:
         self._apart = apart
         self.previous: list[Tensor] = []
-        super().__init__(optimizer, groups, replicas)
+        super().__init__(optimizer, groups, replicas, diverges=diverges)
 
     def follow(self) -> bool:
         before = dict(zip(self._trained, self.previous, strict=True))
@@ -263,15 +298,12 @@ class PointsTrail(Trail):
             torch._foreach_copy_(self.weights, list(point))
 
     def displacements(self) -> list[float]:
-        found = []
+        moved, before = [], []
         for scope in self.scopes:
-            m, p = self.mean.tensors[scope], self.previous[scope]
-            if not p:  # a group of which nothing is trained
-                found.append(0.0)
-                continue
-            moved = float(get_total_norm(torch._foreach_sub(m, p)))
-            found.append(moved / self._size(float(get_total_norm(p)), scope))
-        return found
+            m, p = self._by_share(self.mean.tensors, scope), self._by_share(self.previous, scope)
+            moved.append(_norm({share: list(torch._foreach_sub(m[share], p[share])) for share in p}))
+            before.append(_norm(p))
+        return self._relative(moved, self._replicas.whole_norms(before))
 
     def bytes(self) -> int:
         return _bytes([*self.mean.tensors, *self.previous, *self.end])
@@ -299,6 +331,19 @@ def _merged(groups: list[list[Tensor]], sizes: Sequence[int] | None) -> list[lis
     return [[p for g in groups[end - n : end] for p in g] for end, n in zip(ends, sizes, strict=True)]
 
 
+def _norm(tensors: _Shared) -> float:
+    """Of nothing that is trained, 0."""
+    return math.hypot(*(math.sqrt(share) * float(get_total_norm(part)) for share, part in tensors.items()))
+
+
+def _sketch(tensors: _Shared) -> Tensor:
+    """One after the other, each with the weight of its share."""
+    seen = [(sketch(part), share) for share, part in tensors.items()]
+    if len(seen) == 1 and seen[0][1] == 1:
+        return seen[0][0]
+    return torch.cat([part.to(_wide(part)) * math.sqrt(share) for part, share in seen] or [torch.zeros(1)])
+
+
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
@@ -307,9 +352,7 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _usual_norm(weight: Tensor) -> float:
-    """The norm that weights of this shape are usually given, for those that are zero; of any other, 0."""
-    if weight.numel() == 0 or bool(weight.detach().any()):
-        return 0.0
-    each = 1 / math.sqrt(weight[0].numel()) if weight.dim() > 1 else _LEAST_SIZE
-    return each * math.sqrt(weight.numel())
+def _usual_size(parameter: Tensor) -> float:
+    """The size that each value of such a parameter is usually given."""
+    rows = parameter.numel() // parameter.shape[0] if parameter.dim() > 1 and parameter.shape[0] else 0
+    return 1 / math.sqrt(rows) if rows else _LEAST_SIZE

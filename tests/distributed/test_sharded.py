@@ -1,0 +1,118 @@
+"""A replica may lie on several ranks: HSDP decides, and trains, as data parallelism on as many replicas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import hdet
+from hdet.replicas.launch import LocalProcesses
+from tests.distributed.classifier import timeless
+from tests.distributed.sharded import Run
+
+STEPS = 60
+
+
+def one_cycle(rank: int, layout: str, optimizer: str, auto: bool, path: str = "") -> dict[str, Any]:
+    run = Run(rank, layout, optimizer)
+    scheduler = hdet.OneCycleAutoLR(
+        run.optimizer,
+        max_lr=0.05,
+        total_steps=STEPS,
+        ensemble_lr_spread_ratio=0.3,
+        model_sync_interval=7,
+        auto_lr_warmup_steps=10,
+        enable_auto_lr=auto,
+        loss_scale=0.02,
+        model=run.model,
+        history=path or None,
+    )
+    run.run(scheduler, STEPS)
+    return {"records": run.records, "weights": run.weights(), "lr": scheduler.get_last_lr()}
+
+
+def same(a: dict[str, Any], b: dict[str, Any], tolerance: float = 1e-6) -> None:
+    """Weights, learning rates, losses, distances; and to the letter what was decided."""
+    assert len(a["records"]) == len(b["records"]) > 3
+    for mine, other in zip(a["records"], b["records"], strict=True):
+        assert mine.step == other.step
+        for p, q in zip(mine.horizon, other.horizon, strict=True):
+            assert (p.action, p.why) == (q.action, q.why)
+        for p, q in zip(mine.hyperparameters, other.hyperparameters, strict=True):
+            assert p.base_after == pytest.approx(q.base_after, rel=tolerance)
+        for field in ("losses", "distance_measured", "distance_predicted", "weights", "held_out"):
+            assert getattr(mine, field) == pytest.approx(
+                getattr(other, field), rel=1e-5, abs=1e-9, nan_ok=True
+            )
+        assert mine.events == other.events
+    for name, weight in a["weights"].items():
+        torch.testing.assert_close(b["weights"][name], weight, rtol=tolerance, atol=tolerance)
+
+
+def alike(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """All ranks end with the same weights and the same decisions."""
+    first = results[0]
+    for other in results[1:]:
+        for mine, theirs in zip(first["records"], other["records"], strict=True):
+            assert timeless(mine) == timeless(theirs)
+        for name, weight in first["weights"].items():
+            assert torch.equal(other["weights"][name], weight)
+    return first
+
+
+SHARDED = ["hsdp", "fsdp1 hybrid", "fsdp1 hybrid original"]
+
+
+@pytest.mark.parametrize("layout", SHARDED)
+@pytest.mark.parametrize(("optimizer", "auto"), [("sgd", False), ("adamw", True)])
+def test_one_cycle(ranks: LocalProcesses, layout: str, optimizer: str, auto: bool) -> None:
+    expected = alike(ranks.run(one_cycle, "ddp", optimizer, auto, size=2))
+    found = alike(ranks.run(one_cycle, layout, optimizer, auto, size=4))
+    same(expected, found)
+    moved = {record.hyperparameters[0].base_after for record in found["records"]}
+    assert len(moved) == len(found["records"])
+
+
+def auto_lr(rank: int, layout: str, options: dict[str, Any]) -> dict[str, Any]:
+    run = Run(rank, layout, options.pop("optimizer", "adamw"))
+    spike = options.pop("spike", None)
+    if spike is not None:
+        run.scale[spike] = math.nan
+    auto = hdet.AutoLR(run.optimizer, probe=run.probe(), total_steps=160, **options)
+    run.run(auto, 160)
+    before = run.weights()
+    handed = auto.finish_()
+    return {"records": run.records, "weights": before, "handed": handed, "after": run.weights()}
+
+
+@pytest.mark.parametrize("layout", SHARDED)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"spread": 0.3}, {"spread": 0.3, "optimizer": "sgd", "spike": 94}, {"spike": 94, "scope": "each"}],
+    ids=str,
+)
+def test_auto_lr(ranks: LocalProcesses, layout: str, options: dict[str, Any]) -> None:
+    expected = alike(ranks.run(auto_lr, "ddp", options, size=2))
+    found = alike(ranks.run(auto_lr, layout, options, size=4))
+    same(expected, found)
+    actions = [record.horizon[0].action for record in found["records"]]
+    assert ("back" in actions) == ("spike" in options)
+    assert (found["handed"].kind, found["handed"].step) == (expected["handed"].kind, expected["handed"].step)
+    for name, weight in expected["after"].items():
+        torch.testing.assert_close(found["after"][name], weight, rtol=1e-6, atol=1e-6)
+
+
+def beside_matrices(rank: int, layout: str) -> dict[str, Any]:
+    run = Run(rank, layout, widths=(8, 4))
+    options: dict[str, Any] = {"probe": run.probe(), "total_steps": 160, "spread": 0.3}
+    run.run(hdet.AutoLR(run.optimizer, **options), 160)
+    return {"records": run.records, "weights": run.weights()}
+
+
+@pytest.mark.parametrize("layout", ["tp x dp", "hsdp x tp"])
+def test_replicas_of_tensor_parallel_ranks(ranks: LocalProcesses, layout: str) -> None:
+    expected = alike(ranks.run(beside_matrices, "ddp", size=2))
+    same(expected, alike(ranks.run(beside_matrices, layout, size=4)))

@@ -1,0 +1,199 @@
+"""Set-ups in which averaging would do harm unseen: they are mended, told or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import hdet
+from hdet.replicas.launch import LocalProcesses
+from tests.distributed.classifier import Answer, answer_to
+from tests.distributed.sharded import Run
+
+
+class Masters(torch.optim.Optimizer):
+    """SGD in bfloat16 that keeps float32 copies of its weights, as fused optimizers do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["master_param"] = parameter.detach().float().clone()
+                    state["seen"] = torch.zeros_like(parameter, dtype=torch.float32)
+                state["seen"].add_(parameter.grad.float().square())
+                state["master_param"].sub_(group["lr"] * parameter.grad.float())
+                parameter.copy_(state["master_param"])
+
+
+def halves(rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(64, 8, generator=generator)
+    return x, x[:, :1].sin()
+
+
+def with_masters(rank: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, bias=False).bfloat16())
+    optimizer = Masters(model.parameters(), 0.1)
+    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], sync_every=5, model=model)
+    x, y = halves(rank)
+    records, apart = [], []
+    for _ in range(20):
+        optimizer.zero_grad()
+        (model(x.bfloat16()) - y).square().mean().backward()
+        optimizer.step()
+        record = ensemble.step()
+        if record:
+            records.append(record)
+            (master,) = (state["master_param"] for state in optimizer.state.values())
+            apart.append(master.clone())
+    (seen,) = (state["seen"] for state in optimizer.state.values())
+    return {"records": records, "masters": apart, "seen": seen}
+
+
+def test_copies_of_the_weights_in_the_optimizer_are_averaged_with_them(ranks: LocalProcesses) -> None:
+    one, other = ranks.run(with_masters, size=2)
+    for mine, theirs in zip(one["masters"], other["masters"], strict=True):
+        assert torch.equal(mine, theirs)
+    for record in one["records"]:
+        assert max(record.distance_measured) < 1.5 * max(record.distance_predicted) + 0.05
+        assert not record.events
+
+
+def begins(rank: int, layout: str) -> tuple[Answer, bool]:
+    """Every replica has another seed, which data parallelism mends and fully_shard does not."""
+    run = Run(rank, layout, seed=rank // 2)
+    scheduler = hdet.OneCycleAutoLR(
+        run.optimizer,
+        max_lr=0.01,
+        total_steps=20,
+        ensemble_lr_spread_ratio=0.1,
+        model_sync_interval=5,
+        model=run.model,
+    )
+    run.run(scheduler, 4)
+    before = run.weights()
+    answer = answer_to(lambda: run.run(scheduler, 5))
+    near = all(torch.allclose(w, before[name], atol=0.05) for name, w in run.weights().items())
+    return answer, near
+
+
+def test_replicas_that_begin_apart_are_refused_before_they_are_mixed(ranks: LocalProcesses) -> None:
+    for (kind, message, _), untouched in ranks.run(begins, "hsdp", size=4):
+        assert kind == "RuntimeError"
+        assert "replicas that share their gradients must begin with the same weights" in message
+        assert untouched
+    for (kind, message, _), _ in ranks.run(begins, "ddp", size=4):
+        assert not kind, message
+
+
+def partition(rank: int, auto: bool) -> Answer:
+    """A flat partition of one model on every rank, as DeepSpeed and Megatron hand it to the optimizer."""
+    torch.manual_seed(0)
+    flat = nn.Parameter(torch.randn(400).chunk(dist.get_world_size())[rank].clone())
+    optimizer = torch.optim.AdamW([flat], lr=0.01)
+    model = nn.Linear(2, 2)
+    door: Any
+    if auto:
+        probe = hdet.Probe(lambda x: flat.square().mean(), list(torch.randn(8, 4)), model=model)
+        door = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
+    else:
+        door = hdet.Ensemble(optimizer, sync_every=5)
+
+    def train() -> None:
+        for _ in range(20):
+            flat.grad = torch.ones_like(flat)
+            optimizer.step()
+            door.step(1.0)
+
+    return answer_to(train)
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_partitions_of_one_model_are_no_replicas(ranks: LocalProcesses, auto: bool) -> None:
+    for kind, message, _ in ranks.run(partition, auto, size=2):
+        assert kind == "RuntimeError"
+        assert "holds another partition of one model" in message
+
+
+def not_wired(rank: int) -> tuple[Answer, list[hdet.SyncRecord]]:
+    """DistributedDataParallel was forgotten: every rank follows its own gradient."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.1)], sync_every=5, model=model)
+    x, y = halves(rank)
+    records: list[Any] = []
+
+    def train() -> None:
+        for _ in range(20):
+            optimizer.zero_grad()
+            (model(x) - (2 * rank - 1) * y).square().mean().backward()
+            optimizer.step()
+            records.append(ensemble.step())
+
+    return answer_to(train), [record for record in records if record]
+
+
+def test_distances_that_the_learning_rate_does_not_explain(ranks: LocalProcesses) -> None:
+    """Told at the first sync, refused at the third."""
+    for (kind, message, _), records in ranks.run(not_wired, size=2):
+        assert kind == "RuntimeError"
+        assert "more than the learning rate makes them differ" in message
+        assert [record.step for record in records] == [5, 10]
+        assert all("apart where" in " ".join(record.events) for record in records)
+
+
+def noisy(rank: int, noise: float) -> list[hdet.SyncRecord]:
+    run = Run(rank, "ddp")
+    hdet.warm_start_(run.model, noise)
+    scheduler = hdet.OneCycleAutoLR(
+        run.optimizer,
+        max_lr=1e-4,
+        total_steps=20,
+        ensemble_lr_spread_ratio=0.1,
+        model_sync_interval=5,
+        model=run.model,
+    )
+    return run.run(scheduler, 20).records
+
+
+def test_a_warm_start_is_no_fault(ranks: LocalProcesses) -> None:
+    """Its noise is far more than the first rounds' distances."""
+    records = ranks.run(noisy, 0.05, size=2)[0]
+    assert records[0].distance_measured[0] > 2 * records[0].distance_predicted[0]
+    assert [record.events for record in records] == [()] * 4
+
+
+def shared_by_the_mesh(rank: int) -> Answer:
+    run = Run(rank, "hsdp")
+    return answer_to(lambda: hdet.Ensemble(run.optimizer, sync_every=5, gradients="none", model=run.model))
+
+
+def test_what_the_mesh_shares_is_not_each_replicas_own(ranks: LocalProcesses) -> None:
+    for kind, message, _ in ranks.run(shared_by_the_mesh, size=4):
+        assert kind == "ValueError"
+        assert (
+            "gradients must be what the replicas share by the model's own mesh, 'all', got 'none'" in message
+        )
+
+
+def clipped(rank: int) -> Answer:
+    run = Run(rank, "fsdp1 hybrid original")
+    explore = [hdet.GradientClip(1.0)]
+    return answer_to(lambda: hdet.Ensemble(run.optimizer, explore, sync_every=5, model=run.model))
+
+
+def test_a_part_of_a_gradient_is_not_clipped_by_itself(ranks: LocalProcesses) -> None:
+    for kind, message, _ in ranks.run(clipped, size=4):
+        assert kind == "TypeError"
+        assert "gradient_clip is taken over the whole gradient" in message
