@@ -55,9 +55,9 @@ class WindowMean:
             return
         if not self.count:  # written over, not averaged in: what a window before left may not be finite
             torch._foreach_copy_(self.tensors, self._seen)  # no public name: see replicas/averaging.py
-        elif self._narrow:  # converted on the way, without a wide copy of all weights
-            torch._foreach_mul_(self.tensors, self.count / (self.count + 1))
-            torch._foreach_add_(self.tensors, self._seen, alpha=1 / (self.count + 1))
+        elif self._narrow:  # one after the other: no wide copy of all weights
+            for mean, now in zip(self.tensors, self._seen, strict=True):
+                mean.lerp_(now.to(mean.dtype), 1 / (self.count + 1))
         else:
             self._add(self.tensors, self._seen, self.count)
         self.count += 1
