@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hdet.replicas import Replicas, local, state_of
 from hdet.weights.parameters import trained_parameters
@@ -115,7 +116,7 @@ class Mirrors:
 
 
 def _mirrors(copy: Tensor, weight: Tensor) -> bool:
-    if copy.shape != weight.shape:
+    if copy.shape != weight.shape or is_traceable_wrapper_subclass(copy):  # codes mirror nothing exactly
         return False
     a, b = (tensor.reshape(-1)[:_VALUES].cpu().double() for tensor in (copy, weight))
     rounding = 2 * torch.finfo(weight.dtype).eps
