@@ -115,8 +115,8 @@ class Cycle:
         self._steps: int = first_step
         self.resume_at(first_step)
         self._hooks = StepHooks(optimizer, parts.fan_out, self._before_step, weakref.WeakMethod(self.detach))
-        for doubt in parts.doubts:
-            self._announcer.say_once(logging.WARNING, doubt)
+        self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
+        self.note = self._announcer.note
 
     # ------------------------------------------------------------------ what a user sees
 
@@ -192,6 +192,7 @@ class Cycle:
         if self._steps == self._total_steps:
             for trouble in filter(None, (policy.check_end() for policy in self._policies)):
                 self._announcer.say(logging.ERROR, trouble)
+            self.note("end", step=self._steps)
         return record
 
     def converge(self) -> None:
@@ -360,7 +361,7 @@ class Cycle:
         self._round += 1
         self._begin_round()
         self._training_loss.reset()
-        self._announcer.publish(record, events)
+        self._announcer.publish(record, events, self._fan_out.learning_rates)
         return record
 
     def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
