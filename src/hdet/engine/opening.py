@@ -54,9 +54,10 @@ def command() -> str:
     """How the run was started; a script outside of the working folder by its name alone."""
     script, *arguments = sys.argv or [""]
     path = Path(script)
-    if path.is_absolute():
+    if path.is_absolute() and path.name != "__main__.py":
         path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)
-    return " ".join([str(path), *arguments])
+    shown = f"python -m {path.parent.name}" if path.name == "__main__.py" else str(path)
+    return " ".join([shown, *arguments])
 
 
 def memory_bytes() -> dict[str, int | None]:

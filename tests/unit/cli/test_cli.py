@@ -212,7 +212,8 @@ def test_bench_hands_its_options_on_and_refuses_those_it_does_not_take(tmp_path,
     for name, option in (("replicas", "--chart"), ("stacked", "--seeds"), ("deepobs", "--steps")):
         result = run(app, ["bench", name, option, "2"])
         assert result.exit_code == 2
-        assert result.stderr == f"hdet: No such option: {option}; see `hdet bench {name} --help`\n"
+        assert result.stderr.startswith(f"hdet: No such option: {option}")
+        assert result.stderr.endswith(f"; see `hdet bench {name} --help`\n")
 
 
 def test_bench_refuses_an_unknown_name():

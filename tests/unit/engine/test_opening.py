@@ -51,6 +51,7 @@ def test_a_command_names_no_folder_outside(monkeypatch: pytest.MonkeyPatch, tmp_
         ("/elsewhere/bin/train.py", "train.py"),
         (str(tmp_path / "here" / "train.py"), "here/train.py"),
         ("train.py", "train.py"),
+        ("/elsewhere/package/__main__.py", "python -m package"),
     ):
         monkeypatch.setattr(sys, "argv", [given, "--steps", "3"])
         assert command() == f"{shown} --steps 3"

@@ -24,12 +24,12 @@ class Scene {
   /** A series of a run: of one run the colour tells series apart, of several the colour is the run's. */
   trace(run, series, name, points, more = {}) {
     const color = this.palette[(this.several ? run.index : series) % this.palette.length];
-    const label = this.several ? (name ? `${run.name}: ${name}` : run.name) : name;
     return {
       type: "scatter",
       mode: "lines",
-      name: plainText(label),
-      legendgroup: plainText(label),
+      name: plainText(this.several ? `${run.name}: ${name}` : name),
+      // Of several runs a chart names each once; its caption says what is dashed.
+      told: this.several ? (series === 0 ? run.name : "") : name,
       ...points,
       ...more,
       line: { color, width: 2, dash: this.several ? DASHES[series % DASHES.length] : "solid", ...more.line },
@@ -44,10 +44,10 @@ class Scene {
       font: { family: this.theme.font, size: 12, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      margin: { l: 56, r: 12, t: 8, b: 44 },
+      margin: { l: 56, r: 20, t: 10, b: 44 },
       hovermode: "closest",
       hoverlabel: { align: "left", namelength: 40 },
-      showlegend: true,
+      showlegend: false, // the page has its own, which takes no room from the chart; a saved picture has this one
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12, color: soft } },
       dragmode: this.theme.touch ? false : "zoom",
       ...more,
@@ -56,6 +56,9 @@ class Scene {
     };
   }
 }
+
+/** A trace that no legend names. */
+const untold = (trace) => ({ ...trace, told: "", showlegend: false });
 
 /** Points of a line; a run that was started again from an earlier step begins a new one. */
 function along(syncs, read) {

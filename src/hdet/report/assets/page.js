@@ -2,18 +2,19 @@
 "use strict";
 
 const CHARTS = [
-  ["search", "Learning rate", rateChart, "Steps up and down are decisions: hover, or read them below."],
-  ["search", "Held-out loss", lossChart, "Dotted lines: where a window ended. A gap of e above m is noise."],
-  ["search", "Lag", lagChart, "How many windows the noise throws the run back, and how many are tolerated."],
+  ["search", "Learning rate", rateChart, "Each step is a decision, with its reason on hover. Dashed: the plain schedule at the height found."],
+  ["search", "Held-out loss", lossChart, "Dotted lines: where a window ended. What e is above m is noise, which averaging removes."],
+  ["search", "Lag", lagChart, "How many windows the noise throws the run back. Dashed: what is tolerated."],
   ["hyperparameters", "Slopes", slopeChart, "What the loss gains along each, pooled over rounds, with its error."],
   ["replicas", "Replicas' losses", replicaLossChart, "Each replica's loss, less the mean of all."],
   ["replicas", "Levels", levelChart, "Who explored what: below the base, at it, above it."],
-  ["replicas", "Distances", distanceChart, "On a shared gradient measured and predicted agree."],
-  ["time", "Time", timeChart, "Wall-clock of rank 0, and what syncs took of it."],
+  ["replicas", "Distances", distanceChart, "Of the farthest replica. Dashed: what Eq. 2 predicts; on a shared gradient the two agree."],
+  ["time", "Time", timeChart, "Wall-clock of rank 0. Dashed: what syncs took of it."],
   ["time", "Memory", memoryChart, "What the training process holds, all of it."],
 ];
 const MOST_ROWS = 400;
 const state = { runs: [], focus: null, live: null, drawn: new Map() };
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const byId = (id) => document.getElementById(id);
 
 /** An element with a class, text (never HTML) and children. */
@@ -53,6 +54,7 @@ function draw() {
     drawEvents(state.focus);
     drawSetUp(state.focus);
   }
+  performance.mark("drawn");
   document.body.dataset.drawn = String(Number(document.body.dataset.drawn || 0) + 1);
 }
 
@@ -61,6 +63,7 @@ function drawHead(shown) {
   byId("verdicts").replaceChildren(...shown.map((run) => verdictOf(run, several)));
   byId("tiles").replaceChildren(...(several || !shown.length ? [] : tilesOf(shown[0])));
   byId("runs").hidden = !several;
+  byId("report").classList.toggle("several", several);
   if (several) byId("runs-body").replaceChildren(...state.runs.map(rowOfRun));
 }
 
@@ -94,8 +97,9 @@ function tilesOf(run) {
     ["loss, first → last", `${number(facts.firstLoss)} → ${number(facts.lastLoss)}`],
     ["steps", facts.totalSteps === null ? count(facts.steps) : `${count(facts.steps)} of ${count(facts.totalSteps)}`],
     ["relapses", facts.relapses ? `${facts.relapses}, ${facts.recovered} recovered` : "none"],
-    ["time in syncs", Number.isFinite(facts.cost) ? `${share(facts.cost)} of ${duration(facts.seconds)}` : "–"],
-    ["alerts", levels ? count(levels) : "none"],
+    ["time in syncs", Number.isFinite(facts.cost) ? share(facts.cost) : "–"],
+    ["wall-clock", duration(facts.seconds)],
+    ["alerts", levels ? `${count(levels)} below` : "none"],
   ];
   return tiles.map(([label, text]) =>
     make("div", { className: "tile" }, make("dt", { text: label }), make("dd", { text })),
@@ -158,9 +162,11 @@ class Card {
     this.title = title;
     this.plot = make("div", { className: "plot" });
     const buttons = ["PNG", "SVG", "CSV"].map((kind) => this.button(kind));
-    const head = make("header", {}, make("h3", { text: title[0].toUpperCase() + title.slice(1) }));
+    const head = make("header", {}, make("h3", { text: capital(title) }));
     head.append(make("span", { className: "buttons" }, ...buttons));
-    this.element = make("figure", { className: "card" }, head, this.plot, make("figcaption", { text: said }));
+    this.legend = make("div", { className: "legend" });
+    const caption = make("figcaption", { text: said });
+    this.element = make("figure", { className: "card" }, head, this.legend, this.plot, caption);
     this.element.dataset.chart = title;
     byId(`${where}-charts`).append(this.element);
   }
@@ -173,6 +179,7 @@ class Card {
 
   show(chart) {
     this.chart = chart;
+    this.legend.replaceChildren(...chart.data.filter((trace) => trace.told).map(legendOf));
     const { layout } = chart;
     if (state.range) layout.xaxis = { ...layout.xaxis, range: [...state.range], autorange: false };
     const options = { displayModeBar: false, responsive: true, doubleClick: false };
@@ -189,14 +196,36 @@ class Card {
     // A picture stands on its own: on a background, with a title.
     const { data, layout } = this.chart;
     const title = { text: plainText(this.title), x: 0.02, xanchor: "left" };
-    const margin = { ...layout.margin, t: 88 };
-    const whole = { ...layout, title, margin, paper_bgcolor: theme().back };
+    const margin = { ...layout.margin, t: 96 };
+    const showlegend = !data.some((trace) => trace.z);
+    const whole = { ...layout, title, margin, showlegend, paper_bgcolor: theme().back };
     const image = await Plotly.toImage({ data, layout: whole }, { format: kind, width: 1000, height: 560, scale: 2 });
     const [head, body] = [image.slice(0, image.indexOf(",")), image.slice(image.indexOf(",") + 1)];
     const text = head.includes("base64") ? atob(body) : decodeURIComponent(body);
     const content = head.includes("base64") ? Uint8Array.from(text, (c) => c.charCodeAt(0)) : text;
     return download(name, new Blob([content], { type: kind === "png" ? "image/png" : "image/svg+xml" }));
   }
+}
+
+const DASH_LENGTHS = { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "9 4", longdashdot: "9 3 2 3" };
+
+/** What a line or a mark in the chart stands for. */
+function legendOf(trace) {
+  const drawing = (tag, attributes) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    return element;
+  };
+  const svg = drawing("svg", { width: 26, height: 12, "aria-hidden": "true" });
+  if (trace.fill) svg.append(drawing("rect", { width: 26, height: 12, rx: 2, fill: trace.fillcolor }));
+  else if (trace.mode === "markers")
+    svg.append(drawing("path", { d: "M8 1 L18 11 M18 1 L8 11", stroke: trace.marker.color, "stroke-width": 3 }));
+  else {
+    const dash = DASH_LENGTHS[trace.line.dash] || "";
+    const stroke = { stroke: trace.line.color, "stroke-width": 2.5, "stroke-dasharray": dash };
+    svg.append(drawing("line", { x1: 0, x2: 26, y1: 6, y2: 6, ...stroke }));
+  }
+  return make("span", {}, svg, trace.told);
 }
 
 function download(name, blob) {
@@ -250,7 +279,7 @@ function drawDecisions(run) {
     });
     for (const seen of values(sync).filter((value) => !isRate(value.name) || !listOf(sync.horizon).length))
       if (seen.base_before !== seen.base_after)
-        rows.push([sync.step, `${wordsOf(sync, seen.name)}.`, sync.held_out_mean ?? meanOf(listOf(sync.losses)), ""]);
+        rows.push([sync.step, `${capital(wordsOf(sync, seen.name))}.`, sync.held_out_mean ?? meanOf(listOf(sync.losses)), ""]);
   }
   byId("decisions").hidden = !rows.length;
   byId("decisions-more").textContent =

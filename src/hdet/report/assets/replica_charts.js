@@ -46,7 +46,7 @@ function levelChart(scene) {
     colorbar: { thickness: 10, tickvals: [-1, 0, 1], ticktext: ["−1 below", "0 base", "+1 above"], outlinewidth: 0 },
     hovertemplate: "step %{x}, %{y}: level %{z:.2f}<extra></extra>",
   };
-  const yaxis = { type: "category", autorange: "reversed", title: undefined };
+  const yaxis = { type: "category", autorange: "reversed", title: { text: "" } };
   return { data: [trace], layout: own.layout("", { showlegend: false, yaxis }) };
 }
 
@@ -69,7 +69,7 @@ function distanceChart(scene) {
     if (!isEmpty(predicted)) traces.push(scene.trace(run, 1, "predicted", predicted, dashed));
   }
   if (!traces.length) return null;
-  const layout = scene.layout("farthest replica's distance from the mean", { yaxis: axisFor(traces, 2) });
+  const layout = scene.layout("distance from the mean", { yaxis: axisFor(traces, 2) });
   return { data: traces, layout };
 }
 
@@ -88,7 +88,7 @@ function timeChart(scene) {
 
 function memoryChart(scene) {
   const traces = [];
-  const read = (kind) => (sync) => (sync.memory_bytes || {})[kind] / 1e6;
+  const read = (kind) => (sync) => orNaN((sync.memory_bytes || {})[kind]) / 1e6;
   for (const run of scene.runs)
     [
       ["process", "this process, now"],

@@ -15,7 +15,7 @@ function rateChart(scene) {
             hoverinfo: "skip",
           }),
         );
-      traces.push(scene.trace(run, 2 * i, "decision", ...decisionMarks(run, name)));
+      traces.push(untold(scene.trace(run, 2 * i, "decision", ...decisionMarks(run, name))));
     });
   }
   if (!traces.some((trace) => !isEmpty(trace))) return null;
@@ -54,7 +54,6 @@ function decisionMarks(run, name) {
     points,
     {
       mode: "markers",
-      showlegend: false,
       text: told.map((text, i) => plainText(`step ${count(points.x[i])}: ${text}`)).map(folded),
       hovertemplate: "%{text}<extra></extra>",
       marker: { size: 7, symbol: points.x.map((step) => SYMBOLS[first(bySteps.get(step)).action] || "circle") },
@@ -84,7 +83,7 @@ function lossChart(scene) {
           ["p: mean of the window before", (s) => first(s).loss_previous],
           ["m: mean of this window", (s) => first(s).loss_mean],
           ["e: its last iterate", (s) => first(s).loss_end],
-          ["held-out, averaged model", (s) => s.held_out_mean],
+          ["held-out, averaged model", (s) => (listOf(s.horizon).length ? null : s.held_out_mean)],
           ["training", (s) => meanOf(listOf(s.losses))],
         ];
     read.forEach(([label, value], i) => {
@@ -95,7 +94,8 @@ function lossChart(scene) {
     const backs = run.syncs.filter((sync) => listOf(sync.horizon).some((seen) => seen.action === "back"));
     const where = along(backs, (sync) => first(sync).loss_mean ?? first(sync).loss_end);
     const mark = { mode: "markers", marker: { symbol: "x", size: 11, color: scene.theme.alarm } };
-    if (!isEmpty(where)) traces.push(scene.trace(run, 0, "relapse", where, mark));
+    const marks = scene.trace(run, 0, "relapse", where, mark);
+    if (!isEmpty(where)) traces.push(scene.several ? untold(marks) : marks);
   }
   if (!traces.length) {
     for (const run of scene.runs) {
@@ -163,8 +163,8 @@ function valueChart(scene, name) {
     const edge = (pick) => read((seen) => (listOf(seen.values).length ? pick(...seen.values.map(orNaN)) : NaN));
     const [low, high] = [edge(Math.min), edge(Math.max)];
     if (!scene.several && !isEmpty(low)) {
-      const band = { line: { width: 0 }, hoverinfo: "skip", showlegend: false };
-      traces.push(scene.trace(run, 0, "least of the replicas", low, band));
+      const band = { line: { width: 0 }, hoverinfo: "skip" };
+      traces.push(untold(scene.trace(run, 0, "least of the replicas", low, band)));
       const fill = { fill: "tonexty", fillcolor: faint(scene.palette[0]), line: { width: 0 }, hoverinfo: "skip" };
       traces.push(scene.trace(run, 0, "where replicas lay", high, fill));
     }
@@ -187,5 +187,5 @@ function slopeChart(scene) {
       const look = { mode: "lines+markers", marker: { size: 5 }, error_y: bars, line: { dash: DASHES[i] } };
       traces.push(scene.trace(run, i, spoken(name), slope, look));
     });
-  return traces.length ? { data: traces, layout: scene.layout("slope of the loss ± standard error") } : null;
+  return traces.length ? { data: traces, layout: scene.layout("slope ± standard error") } : null;
 }
