@@ -124,11 +124,14 @@ def test_a_history_dropped_onto_an_empty_page_is_drawn(chromium: Browser, tmp_pa
 
 def test_a_hundred_thousand_records_are_thinned_and_usable_at_once(chromium: Browser, tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
-    marked = {777: histories.relapse(777), 55_555: histories.relapse(55_555)}
+    marked = {777: json.dumps(histories.relapse(777)), 55_555: json.dumps(histories.relapse(55_555))}
+    kinds = [json.dumps(histories.sync(i)) for i in range(200)]  # after which they go on alike
     with path.open("w") as file:
         file.write(json.dumps(histories.opening(total_steps=1_000_000)) + "\n")
         for i in range(100_000):
-            file.write(json.dumps(marked.get(i) or histories.sync(i)) + "\n")
+            alike = kinds[min(i, 100 + i % 100)]
+            step = f'{{"step": {10 * (i + 1)}, ' + alike[alike.index('"round"') :]
+            file.write(marked.get(i, step) + "\n")
     page = page_of(tmp_path, path)
     assert page.stat().st_size < 8e6
     tab = chromium.open("about:blank")

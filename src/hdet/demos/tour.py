@@ -1,8 +1,9 @@
 """What hdet does, in about a minute: a language model without a learning rate, then replicas find the rest.
 
 First one process: a bad guess, the rate that a sweep would find, and AutoLR, which is given none; weights,
-steps and batches are the same. Then four real replicas on digits of which many labels are wrong: AutoTune
-finds rate, weight decay and the end. The plain run beside it sees as many samples a step as they together.
+steps and batches are the same. Then four real replicas on so few samples of a feed that they are learned by
+heart: AutoTune finds rate, weight decay and the end. The plain run beside it sees as many samples a step as
+they together.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Outcome:
 def demo(
     console: Console,
     *,
-    steps: int = 500,
-    replica_steps: int = 1000,
+    steps: int = 400,
+    replica_steps: int = 400,
     seed: int = 0,
     output: Path = Path("runs/demo"),
     timeout: float = 300.0,
@@ -67,7 +68,7 @@ def demo(
 
     Args:
         steps: of each run of the language model.
-        replica_steps: the budget of the runs on digits; AutoTune may end earlier.
+        replica_steps: the budget of the runs on the feed; AutoTune may end earlier.
         seed: of weights and batches.
         output: folder of the histories and of the report, written anew.
         timeout: the longest that the replicas may take, in seconds.
@@ -81,7 +82,7 @@ def demo(
     total = 3 * steps + 2 * replica_steps
     with Progress(console, total) as progress:
         outcomes = _language_model(steps, seed, histories[0], progress)
-        outcomes += _digits(replica_steps, seed, histories[1], timeout, progress)
+        outcomes += _feed(replica_steps, seed, histories[1], timeout, progress)
     found = [source.read() for source in sources(histories)]
     write(found, output / "report.html")
     console.print(table(outcomes))
@@ -148,19 +149,19 @@ def _plain(
 # ---------------------------------------------------------------------- four replicas, no decay, no end
 
 
-def _digits(steps: int, seed: int, path: Path, timeout: float, progress: Progress) -> list[Outcome]:
+def _feed(steps: int, seed: int, path: Path, timeout: float, progress: Progress) -> list[Outcome]:
     work = newsfeed.make_few()
-    task = f"digits, {REPLICAS} batches a step"
-    progress.begin("digits: AdamW as torch makes it")
+    task = f"a feed, few samples, {REPLICAS} batches a step"
+    progress.begin("A feed, few samples: AdamW as torch makes it")
     model = work.build(seed).train()
     streams = [work.batches(_stream(seed, rank)) for rank in range(REPLICAS)]
     together = (tuple(map(torch.cat, zip(*batches, strict=True))) for batches in zip(*streams, strict=True))
     _plain(model, work, 1e-3, islice(together, steps), steps, progress)
     given = "rate 0.001, decay 0.01 (torch's own)"
     outcomes = [Outcome(task, given, "–", steps, work.evaluate(model))]
-    progress.begin(f"digits: AutoTune, {REPLICAS} replicas")
+    progress.begin(f"A feed, few samples: AutoTune, {REPLICAS} replicas")
     with LocalProcesses(REPLICAS) as ranks:
-        arguments = (steps, seed, str(path))
+        arguments = (task, steps, seed, str(path))
         results = ranks.run(
             train_replica, *arguments, timeout=timeout, on_report=lambda _, done: progress.advance(done)
         )
@@ -171,7 +172,9 @@ def _stream(seed: int, rank: int) -> int:
     return 1000 * seed + rank
 
 
-def train_replica(rank: int, steps: int, seed: int, path: str, report: Callable[[int], None]) -> Outcome:
+def train_replica(
+    rank: int, task: str, steps: int, seed: int, path: str, report: Callable[[int], None]
+) -> Outcome:
     """One replica, in a process of its own, on batches of its own; rank 0 reports and writes the history."""
     _be_silent()
     work = newsfeed.make_few()
@@ -182,11 +185,12 @@ def train_replica(rank: int, steps: int, seed: int, path: str, report: Callable[
         [WeightDecay()],
         probe=_probe(work, model, seed),
         total_steps=steps,
+        patience=1,
         gradients="none",
         history=path,
     )
-    highest, decay = 0.0, 0.0
-    for step, batch in enumerate(islice(work.batches(_stream(seed, rank)), steps or 3000), 1):
+    highest = 0.0
+    for step, batch in enumerate(islice(work.batches(_stream(seed, rank)), steps), 1):
         _step(model, work, optimizer, batch)
         highest = max(highest, tune.get_last_lr()[0])
         tune.step()
@@ -195,9 +199,8 @@ def train_replica(rank: int, steps: int, seed: int, path: str, report: Callable[
         if tune.finished:
             break
     tune.finish_()
-    decay = tune.values["weight_decay"]
-    found = f"rate {highest:.2g}, decay {decay:.2g}, the end"
-    task = f"digits, {REPLICAS} batches a step"
+    end = f", the end at {tune.steps}" if tune.steps < steps else ""
+    found = f"rate {highest:.2g}, decay {tune.values['weight_decay']:.2g}{end}"
     return Outcome(task, f"nothing: AutoTune, {REPLICAS} replicas", found, tune.steps, work.evaluate(model))
 
 
@@ -226,10 +229,10 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     bad, tuned, auto, plain, tune = outcomes
     return (
         f"Given no learning rate, AutoLR ended at {auto.test_loss:.3f}, {_beside(auto, tuned)} the tuned "
-        f"rate's {tuned.test_loss:.3f} (the bad guess: {bad.test_loss:.3f}); {REPLICAS} replicas given "
-        f"ended at step {tune.steps:,} with {tune.test_loss:.3f}, {_beside(tune, plain)} the "
-        f"{plain.test_loss:.3f} of a plain run on as many samples a step; one seed, so small differences are "
-        "noise."
+        f"rate's {tuned.test_loss:.3f} (the bad guess: {bad.test_loss:.3f}); {REPLICAS} replicas, given "
+        f"nothing, ended at step {tune.steps:,} of {plain.steps:,} with {tune.test_loss:.3f}, "
+        f"{_beside(tune, plain)} the {plain.test_loss:.3f} of a plain run on as many samples a step; one "
+        "seed, so small differences are noise."
     )
 
 

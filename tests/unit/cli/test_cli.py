@@ -18,6 +18,7 @@ from hdet.cli import app
 from hdet.cli.bench import BENCHMARKS
 from hdet.demos.doctor import Finding
 from hdet.demos.published import MAX_LRS, Outcome, Run, verdict
+from tests.browser.histories import save, whole
 from tests.unit.cli.surface import LISTING, surface
 
 COMMANDS = ("demo", "report", "watch", "demo-published", "doctor", "bench", "reproduce")
@@ -71,10 +72,20 @@ def test_an_error_is_one_line_with_the_mend_and_status_2(given, said):
     assert not result.stdout
 
 
-def test_completion_is_offered():
-    result = run(app, ["--show-completion", "bash"])
-    assert result.exit_code in (0, 2)
-    assert "--show-completion" in run(app, ["--help"]).output
+def test_shells_complete_commands_and_flags():
+    def complete(line, word):
+        told = {"_HDET_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(word)}
+        done = subprocess.run(
+            [sys.executable, "-m", "hdet"],
+            env={**os.environ, **told},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout.split()
+
+    assert set(complete("hdet re", 1)) == {"report", "reproduce"}
+    assert "--workloads" in complete("hdet bench regret --w", 3)
 
 
 def test_importing_hdet_imports_no_command_line():
@@ -116,22 +127,80 @@ def test_doctor_under_torchrun_examines_the_ranks_it_was_started_with():
     assert "WORLD_SIZE=2" in prose
 
 
-def test_demo_finds_what_no_guess_had_to_tell_it(tmp_path):
+def test_demo_shows_a_table_a_sentence_and_a_report(tmp_path):
     (tmp_path / "autolr.jsonl").write_text("not a record\n")
-    result = run(app, ["demo", "--steps", "200", "--output", str(tmp_path)])
+    given = ["--steps", "60", "--replica-steps", "40", "--output", str(tmp_path)]
+    result = run(app, ["demo", *given])
     assert result.exit_code == 0, result.output
-    assert all(len(line) <= 80 for line in result.output.splitlines() if not line.startswith("History"))
-    assert "none: AutoLR" in result.output
-    records = history.read(tmp_path / "autolr.jsonl")
-    assert 150 in [record.step for record in records]  # from there the schedule comes down
-    assert records[-1].step == 200
-    lrs = [record.hyperparameters[0].base_after for record in records]
-    assert lrs[0] > 10 * records[0].hyperparameters[0].base_before
-    assert max(lrs) > 1e-3
+    lines = result.output.splitlines()
+    assert lines[0] == "Python's help texts: a bad guess, 0.1", "plain lines where there is no terminal"
+    assert all(len(line) <= 80 for line in lines if not line.startswith("The report"))
+    assert "nothing: AutoLR" in result.output
+    assert "one seed, so small differences are noise." in " ".join(result.output.split())
+    assert lines[-1] == f"The report: {tmp_path / 'report.html'}"
+    assert "AutoTune" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    alone, together = (history.read(tmp_path / f"{name}.jsonl") for name in ("autolr", "autotune"))
+    assert (alone[-1].step, len(alone[-1].losses), len(together[-1].losses)) == (60, 1, 4)
+    assert {seen.name for seen in together[-1].hyperparameters} == {"lr/0", "weight_decay"}
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=5.0)
     replay(optimizer, tmp_path / "schedule.json")
-    assert optimizer.param_groups[0]["lr"] == records[0].hyperparameters[0].base_before
+    assert optimizer.param_groups[0]["lr"] == alone[0].hyperparameters[0].base_before
+
+
+@pytest.mark.parametrize("command", ["demo", "bench", "reproduce", "watch"])
+def test_ctrl_c_says_how_to_go_on(command, monkeypatch, tmp_path):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    for place in ("demos.tour.demo", "bench.speed.step.run", "bench.reproduce.command.run"):
+        monkeypatch.setattr(f"hdet.{place}", stop)
+    monkeypatch.setattr("hdet.report.watch.Watch.serve", stop)
+    more = {"bench": ["step"], "reproduce": ["table1"], "watch": ["run.jsonl", "--port", "0"]}
+    result = run(app, [command, *more.get(command, [])])
+    assert result.exit_code == 130
+    assert result.stderr.startswith("hdet: stopped")
+    assert any(mend in result.stderr for mend in ("again", "anew", "goes on"))
+
+
+def test_watch_prints_records_and_alerts_for_scripts(tmp_path):
+    path = save(tmp_path / "run.jsonl", whole())
+    lines = [
+        json.loads(line) for line in run(app, ["watch", str(path), "--json", "--once"]).stdout.splitlines()
+    ]
+    alerts = [line for line in lines if line.get("kind") == "alert"]
+    assert {alert["kind"] for alert in lines if "kind" in alert} == {"run", "said", "end", "handed", "alert"}
+    assert {alert["level"] for alert in alerts} == {"warning"}
+    assert len(lines) - len(alerts) == len(whole())
+    drawn = run(app, ["watch", str(path), "--plain", "--once"])
+    assert drawn.stdout.startswith("run: Found a learning rate") or "/run: Found" in drawn.stdout
+    waiting = run(app, ["watch", str(tmp_path / "not yet"), "--plain", "--once"])
+    assert "Nothing has been measured yet." in waiting.stdout
+
+
+def test_report_writes_the_page_and_says_the_verdicts(tmp_path):
+    save(tmp_path / "one.jsonl", whole())
+    save(tmp_path / "two.jsonl", whole())
+    page = tmp_path / "page.html"
+    result = run(app, ["report", str(tmp_path), "-o", str(page)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("Found a learning rate") == 2
+    assert page.exists()
+    told = run(app, ["report", str(tmp_path), "-o", str(page), "--json"]).stdout.splitlines()
+    assert [json.loads(line)["run"] for line in told] == ["one", "two"]
+
+
+@pytest.mark.parametrize("command", ["report", "watch"])
+def test_looking_at_a_run_imports_no_torch(command, tmp_path):
+    path = save(tmp_path / "run.jsonl", whole())
+    more = ["--plain", "--once"] if command == "watch" else ["-o", str(tmp_path / "page.html")]
+    code = (
+        f"import sys\nfrom hdet.cli import app\ntry: app({[command, str(path), *more]!r})\n"
+        "except SystemExit as e: assert not e.code\n"
+        "assert not {'torch', 'numpy', 'plotly'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 
 def test_published_demo_trains_shows_and_leaves_histories(tmp_path):
