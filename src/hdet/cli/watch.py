@@ -90,7 +90,7 @@ def _lines(runs: list[Path], *, as_json: bool, once: bool) -> None:
                 if as_json:
                     typer.echo(line)
                     for alert in found:
-                        typer.echo(as_line({"kind": "alert", "run": source.name, **alert.as_dict()}))
+                        typer.echo(as_line(alert.as_line(source.name)))
         if not as_json and (news or first):
             if sys.stdout.isatty() and not once:
                 typer.echo("\x1b[2J\x1b[H", nl=False)

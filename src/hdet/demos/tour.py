@@ -2,8 +2,7 @@
 
 First one process: a bad guess, the rate that a sweep would find, and AutoLR, which is given none; weights,
 steps and batches are the same. Then four real replicas on so few samples of a feed that they are learned by
-heart: AutoTune finds rate, weight decay and the end. The plain run beside it sees as many samples a step as
-they together.
+heart: AutoTune finds rate, weight decay and the end. The plain run beside it sees as many samples as they together.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def demo(
     console: Console,
     *,
     steps: int = 400,
-    replica_steps: int = 400,
+    replica_steps: int = 800,
     seed: int = 0,
     output: Path = Path("runs/demo"),
     timeout: float = 300.0,
@@ -68,7 +67,7 @@ def demo(
 
     Args:
         steps: of each run of the language model.
-        replica_steps: the budget of the runs on the feed; AutoTune may end earlier.
+        replica_steps: the most that AutoTune may take on the feed; it ends by itself.
         seed: of weights and batches.
         output: folder of the histories and of the report, written anew.
         timeout: the longest that the replicas may take, in seconds.
@@ -149,23 +148,23 @@ def _plain(
 # ---------------------------------------------------------------------- four replicas, no decay, no end
 
 
-def _feed(steps: int, seed: int, path: Path, timeout: float, progress: Progress) -> list[Outcome]:
-    work = newsfeed.make_few()
+def _feed(most: int, seed: int, path: Path, timeout: float, progress: Progress) -> list[Outcome]:
+    """The replicas say how many steps it takes; the plain run is given as many."""
     task = f"a feed, few samples, {REPLICAS} batches a step"
+    progress.begin(f"A feed, few samples: AutoTune, {REPLICAS} replicas")
+    with LocalProcesses(REPLICAS) as ranks:
+        arguments = (task, most, seed, str(path))
+        tuned: Outcome = ranks.run(
+            train_replica, *arguments, timeout=timeout, on_report=lambda _, done: progress.advance(done)
+        )[0]
     progress.begin("A feed, few samples: AdamW as torch makes it")
+    work = newsfeed.make_few()
     model = work.build(seed).train()
     streams = [work.batches(_stream(seed, rank)) for rank in range(REPLICAS)]
     together = (tuple(map(torch.cat, zip(*batches, strict=True))) for batches in zip(*streams, strict=True))
-    _plain(model, work, 1e-3, islice(together, steps), steps, progress)
+    _plain(model, work, 1e-3, islice(together, tuned.steps), tuned.steps, progress)
     given = "rate 0.001, decay 0.01 (torch's own)"
-    outcomes = [Outcome(task, given, "–", steps, work.evaluate(model))]
-    progress.begin(f"A feed, few samples: AutoTune, {REPLICAS} replicas")
-    with LocalProcesses(REPLICAS) as ranks:
-        arguments = (task, steps, seed, str(path))
-        results = ranks.run(
-            train_replica, *arguments, timeout=timeout, on_report=lambda _, done: progress.advance(done)
-        )
-    return [*outcomes, results[0]]
+    return [Outcome(task, given, "–", tuned.steps, work.evaluate(model)), tuned]
 
 
 def _stream(seed: int, rank: int) -> int:
@@ -173,7 +172,7 @@ def _stream(seed: int, rank: int) -> int:
 
 
 def train_replica(
-    rank: int, task: str, steps: int, seed: int, path: str, report: Callable[[int], None]
+    rank: int, task: str, most: int, seed: int, path: str, report: Callable[[int], None]
 ) -> Outcome:
     """One replica, in a process of its own, on batches of its own; rank 0 reports and writes the history."""
     _be_silent()
@@ -184,13 +183,12 @@ def train_replica(
         optimizer,
         [WeightDecay()],
         probe=_probe(work, model, seed),
-        total_steps=steps,
         patience=1,
         gradients="none",
         history=path,
     )
     highest = 0.0
-    for step, batch in enumerate(islice(work.batches(_stream(seed, rank)), steps), 1):
+    for step, batch in enumerate(islice(work.batches(_stream(seed, rank)), most), 1):
         _step(model, work, optimizer, batch)
         highest = max(highest, tune.get_last_lr()[0])
         tune.step()
@@ -199,7 +197,7 @@ def train_replica(
         if tune.finished:
             break
     tune.finish_()
-    end = f", the end at {tune.steps}" if tune.steps < steps else ""
+    end = f", the end at {tune.steps}" if tune.finished else ""
     found = f"rate {highest:.2g}, decay {tune.values['weight_decay']:.2g}{end}"
     return Outcome(task, f"nothing: AutoTune, {REPLICAS} replicas", found, tune.steps, work.evaluate(model))
 
@@ -230,9 +228,8 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     return (
         f"Given no learning rate, AutoLR ended at {auto.test_loss:.3f}, {_beside(auto, tuned)} the tuned "
         f"rate's {tuned.test_loss:.3f} (the bad guess: {bad.test_loss:.3f}); {REPLICAS} replicas, given "
-        f"nothing, ended at step {tune.steps:,} of {plain.steps:,} with {tune.test_loss:.3f}, "
-        f"{_beside(tune, plain)} the {plain.test_loss:.3f} of a plain run on as many samples a step; one "
-        "seed, so small differences are noise."
+        f"nothing, ended at step {tune.steps:,} with {tune.test_loss:.3f}, {_beside(tune, plain)} the "
+        f"{plain.test_loss:.3f} of a plain run on as many samples; one seed, so small differences are noise."
     )
 
 

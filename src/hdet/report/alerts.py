@@ -50,6 +50,11 @@ class Alert:
         """Plain values."""
         return asdict(self)
 
+    def as_line(self, run: str) -> Record:
+        """A line among those of a history, where ``kind`` says what a line is."""
+        about = {"step": self.step, "level": self.level, "text": self.text}
+        return {"kind": "alert", "run": run, "alert": self.kind, **about}
+
 
 class Alerts:
     """Sees the lines of a run in order, and says what each gives cause for."""

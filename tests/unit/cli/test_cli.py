@@ -156,7 +156,12 @@ def test_ctrl_c_says_how_to_go_on(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for place in ("demos.tour.demo", "bench.speed.step.run", "bench.reproduce.command.run"):
         monkeypatch.setattr(f"hdet.{place}", stop)
-    monkeypatch.setattr("hdet.report.watch.Watch.serve", stop)
+
+    def stop_serving(watch):
+        watch._server.server_close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hdet.report.watch.Watch.serve", stop_serving)
     more = {"bench": ["step"], "reproduce": ["table1"], "watch": ["run.jsonl", "--port", "0"]}
     result = run(app, [command, *more.get(command, [])])
     assert result.exit_code == 130
@@ -172,6 +177,7 @@ def test_watch_prints_records_and_alerts_for_scripts(tmp_path):
     alerts = [line for line in lines if line.get("kind") == "alert"]
     assert {alert["kind"] for alert in lines if "kind" in alert} == {"run", "said", "end", "handed", "alert"}
     assert {alert["level"] for alert in alerts} == {"warning"}
+    assert {alert["alert"] for alert in alerts} == {"relapse", "steps not counted", "overfitting"}
     assert len(lines) - len(alerts) == len(whole())
     drawn = run(app, ["watch", str(path), "--plain", "--once"])
     assert drawn.stdout.startswith("run: Found a learning rate") or "/run: Found" in drawn.stdout
