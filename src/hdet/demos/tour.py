@@ -2,7 +2,7 @@
 
 First one process: a bad guess, the rate that a sweep would find, and AutoLR, which is given none; weights,
 steps and batches are the same. Then four real replicas on so few samples of a feed that they are learned by
-heart: AutoTune finds rate, weight decay and the end. The plain run beside it sees as many samples as they together.
+heart: AutoTune finds rate, weight decay and the end. The plain run beside it sees as many samples as they do.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from hdet.report.page import pieces, sources
 __all__ = ["Feed", "Watch", "is_loopback"]
 
 #: How often files are looked at, and how long a question waits for an answer.
-_LOOK_SECONDS, _WAIT_SECONDS = 0.5, 20.0
+_LOOK_SECONDS, _WAIT_SECONDS = 0.25, 20.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
