@@ -165,9 +165,8 @@ def test_runs_are_compared_and_selected_in_all_charts_at_once(chromium: Browser,
     tab.run("document.querySelectorAll('#runs-body input')[1].click()")
     assert tab.run("state.runs.filter(r => r.shown).length") == 1
     # A range of steps that is chosen in one chart holds in all.
-    tab.run(
-        "Plotly.relayout([...state.drawn.values()][0].plot, {'xaxis.range[0]': 100, 'xaxis.range[1]': 300}).then(() => 0)"
-    )
+    chosen = "{'xaxis.range[0]': 100, 'xaxis.range[1]': 300}"
+    tab.run(f"Plotly.relayout([...state.drawn.values()][0].plot, {chosen}).then(() => 0)")
     ranges = (
         "new Set([...state.drawn.values()].map(c => c.plot._fullLayout.xaxis.range.map(Math.round).join()))"
     )

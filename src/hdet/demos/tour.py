@@ -58,7 +58,7 @@ def demo(
     console: Console,
     *,
     steps: int = 400,
-    replica_steps: int = 800,
+    replica_steps: int = 430,
     seed: int = 0,
     output: Path = Path("runs/demo"),
     timeout: float = 300.0,
@@ -67,7 +67,7 @@ def demo(
 
     Args:
         steps: of each run of the language model.
-        replica_steps: the most that AutoTune may take on the feed; it ends by itself.
+        replica_steps: the budget on the feed; AutoTune ends earlier where nothing improves.
         seed: of weights and batches.
         output: folder of the histories and of the report, written anew.
         timeout: the longest that the replicas may take, in seconds.
@@ -183,7 +183,9 @@ def train_replica(
         optimizer,
         [WeightDecay()],
         probe=_probe(work, model, seed),
+        total_steps=most,
         patience=1,
+        sync_every=25,
         gradients="none",
         history=path,
     )
