@@ -154,7 +154,7 @@ class Source:
     @property
     def name(self) -> str:
         """What tells it from others: its name, with its folder where many have that name."""
-        generic = self.path.stem in ("history", "run", "autolr", "log")
+        generic = self.path.stem in ("history", "run", "log")
         folder = self.path.resolve().parent.name
         return f"{folder}/{self.path.stem}" if generic and folder else self.path.stem
 

@@ -62,6 +62,7 @@ function drawHead(shown) {
   const several = state.runs.length > 1;
   byId("verdicts").replaceChildren(...shown.map((run) => verdictOf(run, several)));
   byId("tiles").replaceChildren(...(several || !shown.length ? [] : tilesOf(shown[0])));
+  byId("tiles").hidden = several;
   byId("runs").hidden = !several;
   byId("report").classList.toggle("several", several);
   if (several) byId("runs-body").replaceChildren(...state.runs.map(rowOfRun));
