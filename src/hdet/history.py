@@ -3,6 +3,10 @@
 The file is plain JSONL: append-only, readable while the run goes on, and whole up to its last line
 after a crash. JSON has no NaN, so a number that is not finite is written as null and read as NaN; the
 record's ``events`` say which it was.
+
+A line with a ``kind`` is no sync but a note: ``run`` opens a run (what it is, versions, command), ``said`` is
+a warning between syncs, ``end`` and ``handed`` close it. Files of before have none; readers skip kinds that
+they do not know.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HorizonRecord", "HyperparameterRecord", "SyncRecord", "append", "prepare", "read"]
+__all__ = ["HorizonRecord", "HyperparameterRecord", "SyncRecord", "append", "note", "prepare", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +113,54 @@ def prepare(path: str | PathLike[str]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def append(path: str | PathLike[str], record: SyncRecord) -> None:
-    """Add one record to the end of a history file that :func:`prepare` has made."""
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(record.to_json() + "\n")
+def append(path: str | PathLike[str], record: SyncRecord, **own: Any) -> None:
+    """Add one record to the end of a history file that :func:`prepare` has made.
+
+    ``own`` is what only the writing rank knows (its clock, its memory): it stands in the line, not in the
+    record, which is the same on every rank.
+    """
+    _write(path, {**asdict(record), **own})
+
+
+def note(path: str | PathLike[str], kind: str, **facts: Any) -> None:
+    """Add a line that is no sync. One that opens a run stands by itself even after a line cut short."""
+    torn = kind == "run" and _is_torn(Path(path))
+    _write(path, {"kind": kind, **facts}, before="\n" if torn else "")
 
 
 def read(path: str | PathLike[str]) -> list[SyncRecord]:
-    """All records of a history file; a last line that a crash cut short is left out."""
+    """All syncs of a history file, in order; notes, and lines that a crash cut short, are left out.
+
+    A crash cuts the last line of the file, or the last before a run that went on in the same file.
+    """
     text = Path(path).read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    return [SyncRecord.from_json(line) for line in whole.splitlines()]
+    lines = text[: text.rfind("\n") + 1].split("\n")[:-1]
+    records = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        try:
+            raw = json.loads(line)
+        except json.JSONDecodeError:
+            if not following.startswith('{"kind": "run"'):
+                raise
+            continue
+        if "kind" not in raw:
+            records.append(SyncRecord.from_json(line))
+    return records
+
+
+def _write(path: str | PathLike[str], line: dict[str, Any], before: str = "") -> None:
+    # One write of one line: who reads at the same time sees all of it, or a line without an end.
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(before + json.dumps(_finite(line), allow_nan=False) + "\n")
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the file's last line has no end."""
+    with path.open("rb") as file:
+        if not file.seek(0, 2):
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
 
 
 def _finite(value: Any) -> Any:

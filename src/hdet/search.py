@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
@@ -227,6 +228,8 @@ class Search(LRScheduler):
         best = self._horizon.incumbent.keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps
         self._handed = self._horizon.incumbent.keeper.hand_over_(standing=standing)
+        if self._handed is not None:
+            self._cycle.note("handed", weights=asdict(self._handed))
         return self._handed
 
     def _descents(self) -> list[Descent] | None:

@@ -49,6 +49,37 @@ def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
     assert history.read(path) == [record(10)]
 
 
+def test_notes_are_no_syncs_and_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    history.prepare(path)
+    history.note(path, "run", id="a", lowest=-math.inf)
+    history.append(path, record(10), seconds=1.5)
+    history.note(path, "a kind of later versions")
+    assert history.read(path) == [record(10)], "what only the writing rank knows is not in the record"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("kind") for line in lines] == ["run", None, "a kind of later versions"]
+    assert lines[0]["lowest"] is None
+    assert lines[1]["seconds"] == 1.5
+
+
+def test_a_run_that_goes_on_after_a_crash_begins_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    history.append(path, record(10))
+    with path.open("a") as file:
+        file.write(record(20).to_json()[:40])
+    history.note(path, "run", id="b")
+    history.append(path, record(20))
+    assert history.read(path) == [record(10), record(20)]
+
+
+def test_a_line_that_no_crash_explains_is_not_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text("not a record\n")
+    history.append(path, record(10))
+    with pytest.raises(json.JSONDecodeError):
+        history.read(path)
+
+
 def test_records_are_frozen() -> None:
     with pytest.raises(AttributeError):
         record(1).step = 2  # type: ignore[misc]

@@ -15,14 +15,18 @@ from hdet.cli.bench import bench
 from hdet.cli.demo import demo
 from hdet.cli.demo_published import demo_published
 from hdet.cli.doctor import doctor
+from hdet.cli.one_line import OneLineErrors
+from hdet.cli.report import report
 from hdet.cli.reproduce import reproduce
+from hdet.cli.watch import watch
 
 __all__ = ["app"]
 
 app = typer.Typer(
+    name="hdet",
+    cls=OneLineErrors,
     help="Data-parallel replicas that find your hyperparameters while they train.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -43,5 +47,6 @@ def main(
     """Data-parallel replicas that find your hyperparameters while they train."""
 
 
-for command in (demo, demo_published, doctor, bench, reproduce):
+for command in (demo, report, watch, doctor, demo_published, reproduce):
     app.command()(command)
+app.add_typer(bench, name="bench")

@@ -1,76 +1,51 @@
-"""``hdet bench``: one claim of the package, measured, printed and written down as JSON."""
+"""``hdet bench``: a command for each claim of the package that can be measured, with the options it has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hdet.cli.choices import Device, Scale
-from hdet.cli.show import as_json, console, evidence_folder, plain_errors, progress
+from hdet.cli.one_line import OneLineErrors
+from hdet.cli.show import as_json, console, evidence_folder, plain_errors, progress, stopped
 
-__all__ = ["Benchmark", "bench", "module_of"]
+__all__ = ["BENCHMARKS", "Benchmark", "bench"]
 
-
-class Benchmark(str, Enum):
-    """What can be measured."""
-
-    converge = "converge"
-    step = "step"
-    regret = "regret"
-    autolr = "autolr"
-    hyperparameters = "hyperparameters"
-    delay = "delay"
-    feed = "feed"
-    stacked = "stacked"
-    replicas = "replicas"
-    fan_out = "fan-out"
-    deepobs = "deepobs"
-    lightbench = "lightbench"
-    autotune = "autotune"
-    islands = "islands"
-    scale = "scale"
+bench = typer.Typer(
+    cls=OneLineErrors,
+    help="Measure one claim of the package, print it and write it down as JSON.",
+    no_args_is_help=True,
+)
 
 
-#: Where each is measured.
-_MODULES = {
-    Benchmark.regret: "hdet.bench.regret.command",
-    Benchmark.hyperparameters: "hdet.bench.hyperparameters.command",
-    Benchmark.delay: "hdet.bench.hyperparameters.delay",
-    Benchmark.replicas: "hdet.bench.replicas.command",
-    Benchmark.fan_out: "hdet.bench.fan_out.command",
-    Benchmark.deepobs: "hdet.bench.deepobs.command",
-    Benchmark.lightbench: "hdet.bench.lightbench.command",
-    Benchmark.autotune: "hdet.bench.autotune.command",
-    Benchmark.islands: "hdet.bench.islands.command",
-    Benchmark.scale: "hdet.bench.scale.command",
-}
+def _some_of(known: Callable[[], Any]) -> Callable[[str | None], str | None]:
+    """Names between commas, each of which must be known."""
+
+    def check(names: str | None) -> str | None:
+        if names is not None and not set(names.split(",")) <= set(known()):
+            raise typer.BadParameter(f"must be some of {', '.join(known())} between commas, got {names}")
+        return names
+
+    return check
 
 
-def module_of(name: Benchmark) -> str:
-    """The module that measures it: ``run``, ``table`` and, where there is one, ``chart``."""
-    return _MODULES.get(name, f"hdet.bench.speed.{name.value}")
-
-
-def _known_workloads(names: str | None) -> str | None:
+def _workloads() -> Any:
     from hdet.bench.workloads import WORKLOADS
 
-    unknown = [name for name in (names or "").split(",") if names is not None and name not in WORKLOADS]
-    if unknown:
-        raise typer.BadParameter(f"must be some of {', '.join(WORKLOADS)}, got {names}")
-    return names
+    return WORKLOADS
 
 
-def _known_optimizers(names: str | None) -> str | None:
+def _optimizers() -> Any:
     from hdet.bench.regret.plan import OPTIMIZERS
 
-    unknown = [name for name in (names or "").split(",") if names is not None and name not in OPTIMIZERS]
-    if unknown:
-        raise typer.BadParameter(f"must be some of {', '.join(OPTIMIZERS)}, got {names}")
-    return names
+    return OPTIMIZERS
 
 
 class Shown(str, Enum):
@@ -80,146 +55,183 @@ class Shown(str, Enum):
     excess = "excess"
 
 
-# What only those benchmarks are asked that are made of hundreds of runs, done in parts.
-_Scale = Annotated[
-    Scale | None,
-    typer.Option(help="Of regret and autotune: the size of its tasks; that of the device if not given."),
+_SCALE = Annotated[
+    Scale | None, typer.Option(help="The size of the tasks.", show_default="that of the device")
 ]
-_Workloads = Annotated[
+_WORKLOADS = Annotated[
     str | None,
     typer.Option(
-        callback=_known_workloads,
-        help="Of regret, fan-out and islands: names of tasks, between commas; those of the table if not "
-        "given.",
+        callback=_some_of(_workloads),
+        help="Names of tasks, between commas.",
+        show_default="those of the table",
     ),
 ]
-_Optimizers = Annotated[
+_OPTIMIZERS = Annotated[
     str | None,
     typer.Option(
-        callback=_known_optimizers,
-        help="Of regret: some of adamw, sgd, lion, muon, between commas; the first two if not given.",
+        callback=_some_of(_optimizers),
+        help="Some of adamw, sgd, lion, muon, between commas.",
+        show_default="adamw,sgd",
     ),
 ]
-_Merge = Annotated[
+_MERGE = Annotated[
     list[Path] | None,
     typer.Option(
         exists=True,
         dir_okay=False,
-        help="Of regret: another file of finished runs, which is only read; can be given several times.",
+        help="Another file of finished runs, which is only read; can be given several times.",
+        show_default="none",
     ),
 ]
-_Table = Annotated[Shown | None, typer.Option(help="Of regret: which table to print; regret if not given.")]
-_Seeds = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Of regret, hyperparameters, replicas, fan-out, autotune, islands and scale: how many; 3 if not "
-        "given.",
-    ),
+_TABLE = Annotated[Shown | None, typer.Option(help="Which table to print.", show_default="regret")]
+_SEEDS = Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="3")]
+_PUBLISHED = Annotated[
+    bool, typer.Option("--published", help="Also the published controller, on four processes.")
 ]
-_Rows = Annotated[
+_CHART = Annotated[
     Path | None,
-    typer.Option(
-        dir_okay=False,
-        help="Of regret, hyperparameters, replicas, fan-out, lightbench, autotune and islands: the file of "
-        "finished runs, which are not run again; runs/regret-SCALE-DEVICE.jsonl, runs/hyperparameters.jsonl, "
-        "runs/replicas-DEVICE.jsonl, runs/fan-out.jsonl, runs/lightbench-DEVICE.jsonl, "
-        "runs/autotune-SCALE-DEVICE.jsonl or runs/islands.jsonl if not given.",
-    ),
+    typer.Option(dir_okay=False, help="The SVG file to write.", show_default="beside the JSON"),
 ]
-_Processes = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Of regret, replicas and lightbench: runs at a time. Of hyperparameters: replicas. Of fan-out: "
-        "replicas. Of islands: replicas. Of autotune: runs, or replicas, at a time. One on each core if not "
-        "given.",
-    ),
+_PROBLEMS = Annotated[
+    str | None, typer.Option(help="Names of problems, between commas.", show_default="all of them")
 ]
-_Minutes = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        help="Of regret, hyperparameters, replicas, fan-out, lightbench, autotune and islands: after so long "
-        "start no further run, and end; with 0, regret and autotune make the table of the runs there are.",
-    ),
-]
-_Published = Annotated[
-    bool, typer.Option("--published", help="Of regret: also the published controller, on four processes.")
-]
-_Chart = Annotated[
-    Path | None,
-    typer.Option(
-        dir_okay=False,
-        help="Of regret and hyperparameters: the SVG file to write; beside the JSON if not given.",
-    ),
-]
-_Problems = Annotated[
-    str | None,
-    typer.Option(help="Of lightbench and autotune: names of problems, between commas; all if not given."),
-]
-_Steps = Annotated[
-    int | None, typer.Option(min=40, help="Of lightbench: the cap of steps; 20,000 if not given.")
-]
+_STEPS = Annotated[int | None, typer.Option(min=40, help="The cap of steps.", show_default="20,000")]
 
 
-_IN_PARTS = frozenset({"seeds", "rows", "processes", "minutes", "chart"})
-#: Which options a benchmark has beside those that all have.
-_TAKES = {
-    Benchmark.regret: _IN_PARTS | {"scale", "workloads", "optimizers", "merge", "table", "with_published"},
-    Benchmark.hyperparameters: _IN_PARTS,
-    Benchmark.replicas: _IN_PARTS - {"chart"},
-    Benchmark.fan_out: _IN_PARTS - {"chart"} | {"workloads"},
-    Benchmark.lightbench: _IN_PARTS - {"chart", "seeds"} | {"problems", "steps"},
-    Benchmark.autotune: _IN_PARTS - {"chart"} | {"scale", "problems"},
-    Benchmark.islands: _IN_PARTS - {"chart"} | {"workloads"},
-    Benchmark.scale: frozenset({"seeds"}),
+def _in_parts(rows: str, processes: str = "Runs at a time.") -> dict[str, Any]:
+    """What those are asked that are made of hundreds of runs, done in parts."""
+    return {
+        "rows": Annotated[
+            Path | None,
+            typer.Option(
+                dir_okay=False, help="The file of finished runs, which are not run again.", show_default=rows
+            ),
+        ],
+        "processes": Annotated[
+            int | None, typer.Option(min=1, help=processes, show_default="one on each core")
+        ],
+        "minutes": Annotated[
+            float | None,
+            typer.Option(
+                min=0,
+                help="After so long start no further run, and end; 0 makes the table of what there is.",
+                show_default="until all are done",
+            ),
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One claim: where it is measured, in a sentence what it is, and its own options."""
+
+    module: str
+    about: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: What can be measured. Names of options are those of the module's ``run``; chart and table are ours.
+BENCHMARKS = {
+    "regret": Benchmark(
+        "regret.command",
+        "What a learning rate that nobody gave costs, beside a tuned sweep and what else asks for none.",
+        {
+            **{"scale": _SCALE, "workloads": _WORKLOADS, "optimizers": _OPTIMIZERS, "seeds": _SEEDS},
+            **_in_parts("runs/regret-SCALE-DEVICE.jsonl"),
+            **{"merge": _MERGE, "published": _PUBLISHED, "table": _TABLE, "chart": _CHART},
+        },
+    ),
+    "autotune": Benchmark(
+        "autotune.command",
+        "One run that tunes everything, against searches at the same budget of samples.",
+        {
+            **{"scale": _SCALE, "problems": _PROBLEMS, "seeds": _SEEDS},
+            **_in_parts("runs/autotune-SCALE-DEVICE.jsonl", "Runs, or replicas, at a time."),
+        },
+    ),
+    "hyperparameters": Benchmark(
+        "hyperparameters.command",
+        "Whether replicas find a hyperparameter while they train, from both wrong ends of a grid.",
+        {
+            "seeds": _SEEDS,
+            **_in_parts("runs/hyperparameters.jsonl", "Replicas that train together."),
+            "chart": _CHART,
+        },
+    ),
+    "delay": Benchmark("hyperparameters.delay", "How long a temperature takes to show what it is worth."),
+    "replicas": Benchmark(
+        "replicas.command",
+        "What more replicas buy, and what they cost.",
+        {"seeds": _SEEDS, **_in_parts("runs/replicas-DEVICE.jsonl")},
+    ),
+    "fan-out": Benchmark(
+        "fan_out.command",
+        "What replicas add to the search for a learning rate, on the same samples.",
+        {
+            **{"workloads": _WORKLOADS, "seeds": _SEEDS},
+            **_in_parts("runs/fan-out.jsonl", "Replicas that train together."),
+        },
+    ),
+    "islands": Benchmark(
+        "islands.command",
+        "Islands that meet rarely, against plain data parallelism on the same samples.",
+        {
+            **{"workloads": _WORKLOADS, "seeds": _SEEDS},
+            **_in_parts("runs/islands.jsonl", "Replicas that train together."),
+        },
+    ),
+    "scale": Benchmark(
+        "scale.command",
+        "A cost model of step, converge and memory, checked here and printed for large models.",
+        {"seeds": _SEEDS},
+    ),
+    "lightbench": Benchmark(
+        "lightbench.command",
+        "How many of LightBench's problems one run solves.",
+        {"problems": _PROBLEMS, "steps": _STEPS, **_in_parts("runs/lightbench-DEVICE.jsonl")},
+    ),
+    "deepobs": Benchmark(
+        "deepobs.command", "AutoLR on DeepOBS's quadratic_deep, beside published baselines."
+    ),
+    "autolr": Benchmark("speed.autolr", "What AutoLR costs, beside plain training."),
+    "step": Benchmark("speed.step", "What hdet adds to a training step."),
+    "converge": Benchmark("speed.converge", "What a mean of weights over ranks costs, against the limit."),
+    "stacked": Benchmark("speed.stacked", "What replicas stacked in one process gain over processes."),
+    "feed": Benchmark("speed.feed", "What drawing samples costs in newsfeed training."),
+}
+
+_COMMON = {
+    "quick": (Annotated[bool, typer.Option("--quick", help="Measure less, to see that it works.")], False),
+    "device": (Annotated[Device, typer.Option(help="Where to measure.")], Device.cpu),
 }
 
 
-def bench(
-    name: Annotated[Benchmark, typer.Argument(help="What to measure.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Measure less, to see that it works.")] = False,
-    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            help="The JSON file to write; docs/evidence/NAME.json where that folder is, else runs/NAME.json.",
-        ),
-    ] = None,
-    scale: _Scale = None,
-    workloads: _Workloads = None,
-    optimizers: _Optimizers = None,
-    seeds: _Seeds = None,
-    rows: _Rows = None,
-    merge: _Merge = None,
-    processes: _Processes = None,
-    minutes: _Minutes = None,
-    published: _Published = False,
-    table: _Table = None,
-    chart: _Chart = None,
-    problems: _Problems = None,
-    steps: _Steps = None,
-) -> None:
-    """Measure one claim of the package, print it and write it down as JSON."""
-    given: dict[str, Any] = {"seeds": seeds, "rows": rows, "processes": processes, "minutes": minutes}
-    given |= {"scale": scale and scale.value, "workloads": workloads and workloads.split(",")}
-    given |= {"optimizers": optimizers and optimizers.split(","), "merge": merge or None}
-    given |= {"with_published": published or None, "steps": steps}
-    given |= {"problems": problems and problems.split(",")}
-    options = {option: value for option, value in given.items() if value is not None}
-    known = _TAKES.get(name, frozenset())
-    shown = [option for option, value in (("chart", chart), ("table", table)) if value is not None]
-    if refused := [option for option in (*options, *shown) if option not in known]:
-        who = " or ".join(other.value for other, takes in _TAKES.items() if takes >= set(refused))
-        raise typer.BadParameter(f"only {who} takes {', '.join(refused)}, not {name.value}")
-    experiment = import_module(module_of(name))
+def _output(name: str) -> Any:
+    told = f"docs/evidence/{name}.json where that folder is, else runs/{name}.json"
+    return Annotated[
+        Path | None, typer.Option(dir_okay=False, help="The JSON file to write.", show_default=told)
+    ]
+
+
+def _measure(name: str, given: dict[str, Any]) -> None:
+    quick, device, output = given.pop("quick"), given.pop("device"), given.pop("output")
+    chart, table = given.pop("chart", None), given.pop("table", None)
+    if given.pop("published", False):
+        given["with_published"] = True
+    for key in ("workloads", "optimizers", "problems"):
+        given[key] = given.get(key) and given[key].split(",")
+    given["scale"] = given.get("scale") and given["scale"].value
+    options = {key: value for key, value in given.items() if value}
+    if given.get("minutes") == 0:
+        options["minutes"] = 0.0
+    experiment = import_module(f"hdet.bench.{BENCHMARKS[name].module}")
     screen = console()
-    with plain_errors(), screen.status(name.value) as status:
+    kept = "runs that were done are kept: the same command goes on from there"
+    again = kept if "rows" in BENCHMARKS[name].options else "nothing was written: run it again"
+    with stopped(again), plain_errors(), screen.status(name) as status:
         say = progress(screen, status)
         result = experiment.run(quick=quick, device=device.value, on_progress=say, **options)
-    path = output or evidence_folder() / f"{name.value}.json"
+    path = output or evidence_folder() / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_json(result), encoding="utf-8")
     screen.print(experiment.table(result, table.value) if table else experiment.table(result))
@@ -228,3 +240,26 @@ def bench(
         drawing = chart or path.with_suffix(".svg")
         drawing.write_text(experiment.chart(result), encoding="utf-8")
         screen.print(f"Drawn in {drawing}", soft_wrap=True, highlight=False)
+
+
+def _command(name: str, about: Benchmark) -> Callable[..., None]:
+    """A function with the parameters of one benchmark, from which typer makes its options."""
+
+    def measure(**given: Any) -> None:
+        _measure(name, given)
+
+    taken = {**_COMMON, "output": (_output(name), None)}
+    taken |= {key: (kind, False if kind is _PUBLISHED else None) for key, kind in about.options.items()}
+    measure.__doc__ = about.about
+    measure.__annotations__ = {key: kind for key, (kind, _) in taken.items()}
+    measure.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(key, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for key, (kind, default) in taken.items()
+        ]
+    )
+    return measure
+
+
+for _name, _about in BENCHMARKS.items():
+    bench.command(_name)(_command(_name, _about))

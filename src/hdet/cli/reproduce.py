@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hdet.cli.choices import Device, Scale
-from hdet.cli.show import as_json, console, plain_errors, progress
+from hdet.cli.show import as_json, console, plain_errors, progress, stopped
 
 __all__ = ["Experiment", "reproduce"]
 
@@ -29,32 +29,36 @@ def reproduce(
         Scale, typer.Option(help="The size: minutes a seed on two cores, or one GPU.")
     ] = Scale.cpu,
     device: Annotated[
-        Device | None, typer.Option(help="Where to train; where the scale belongs if not given.")
+        Device | None, typer.Option(help="Where to train.", show_default="where the scale belongs")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="KuaiRand's file, or its folder, instead of the synthetic feed."),
+        typer.Option(help="KuaiRand's file, or its folder, to train on.", show_default="a synthetic feed"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs of each kind.")] = 3,
     rows: Annotated[
         Path | None,
         typer.Option(
             dir_okay=False,
-            help="The file of finished runs, which are not run again; runs/reproduce-TASK-SCALE.jsonl if not "
-            "given.",
+            help="The file of finished runs, which are not run again.",
+            show_default="runs/reproduce-TASK-SCALE.jsonl",
         ),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; one on each core if not given.")
+        int | None, typer.Option(min=1, help="Runs at a time.", show_default="one on each core")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="After so long start no further run, and end.")
+        float | None,
+        typer.Option(
+            min=0, help="After so long start no further run, and end.", show_default="until all are done"
+        ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             file_okay=False,
-            help="The folder to write to; runs/reproduce if not given.",
+            help="The folder to write to.",
+            show_default="runs/reproduce",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny runs, to see that it works.")] = False,
@@ -68,7 +72,8 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise typer.BadParameter(f"--output must be a folder that can be made: {error}") from error
-    with plain_errors(), screen.status(name.value) as status:
+    again = "runs that were done are kept: the same command goes on from there"
+    with stopped(again), plain_errors(), screen.status(name.value) as status:
         try:
             result = experiment.run(
                 name.value,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-__all__ = ["as_json", "console", "evidence_folder", "plain_errors", "progress"]
+__all__ = [
+    *("as_json", "as_line", "console", "evidence_folder", "histories", "plain_errors", "progress", "stopped"),
+]
 
 
 def console() -> Console:
@@ -37,6 +39,38 @@ def as_json(result: object) -> str:
     return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text) + "\n"
 
 
+def as_line(told: object) -> str:
+    """One line, for scripts."""
+    return json.dumps(told, ensure_ascii=False)
+
+
+def histories(given: Sequence[Path]) -> list[Path]:
+    """The histories that are meant: files as they are, of a folder all that it holds."""
+    found: list[Path] = []
+    for path in given:
+        held = sorted(path.glob("**/*.jsonl")) if path.is_dir() else [path]
+        if not path.exists():
+            raise typer.BadParameter(
+                f"RUN must be a history or a folder with some, and {path} does not exist"
+            )
+        if not held:
+            raise typer.BadParameter(
+                f"RUN must be a history or a folder with some, and {path} holds no .jsonl"
+            )
+        found += held
+    return found
+
+
+@contextmanager
+def stopped(how_to_go_on: str) -> Iterator[None]:
+    """Ctrl-C ends a command with how to go on, and the status that shells give it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"hdet: stopped; {how_to_go_on}", err=True)
+        raise typer.Exit(130) from None
+
+
 def evidence_folder() -> Path:
     """Where results go: beside the documents that quote them, if these are here."""
     evidence = Path("docs/evidence")
@@ -46,10 +80,19 @@ def evidence_folder() -> Path:
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """What a user can mend, or what a rank already said in full, needs no traceback of ours."""
-    from hdet.replicas.launch import ReplicaError
-
     try:
         yield
-    except (ReplicaError, TimeoutError, ModuleNotFoundError) as error:
+    except (TimeoutError, ModuleNotFoundError) as error:
+        typer.echo(f"hdet: {error}", err=True)
+        raise typer.Exit(1) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise typer.BadParameter(
+            f"{error.filename} must be a file that can be used: {error.strerror}"
+        ) from error
+    except RuntimeError as error:
+        if type(error).__name__ != "ReplicaError":  # by its name: torch need not be imported to be told from
+            raise
         typer.echo(f"hdet: {error}", err=True)
         raise typer.Exit(1) from error

@@ -39,8 +39,9 @@ def agree_on_run(
     policies: Sequence[Policy],
     obstacle: str,
     settings: Mapping[str, object],
-) -> None:
-    """All ranks run the same thing, on the same layout; none trains where the history cannot be written."""
+) -> dict[str, str]:
+    """All ranks run the same thing, on the same layout; none trains where the history cannot be written. What
+    they agree on, in words."""
     facts = {k: v for policy in policies for k, v in policy.facts().items()}
     facts |= {"explore": repr([policy.explore for policy in policies])}
     facts |= {name: repr(value) for name, value in settings.items()}
@@ -48,6 +49,7 @@ def agree_on_run(
     replicas.agree(caller, {**facts, **describe(optimizer, model)})
     if obstacle:
         raise OSError(f"{caller}: history must be a file that can be written, got {obstacle}")
+    return facts
 
 
 def bind_together(

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from typing import Any
+
+from torch.optim import Optimizer
 
 from hdet import history as history_file
+from hdet.engine import opening
+from hdet.engine.parts import Parts
 from hdet.history import SyncRecord
+from hdet.hyperparameters import GroupLearningRate
 
 __all__ = ["Announcer"]
 
@@ -30,13 +37,44 @@ class Announcer:
         self._speaks = speaks
         self._history = history
         self._said: set[str] = set()
+        self._opening: dict[str, Any] | None = None
+        self._introduced = False
+        self._began, self._in_syncs = time.perf_counter(), 0.0
         #: Why the history cannot be written, if so; files are looked at before ranks compare what they have.
         self.obstacle = "" if history is None or not speaks() else history_file.prepare(history)
 
+    def introduce(
+        self,
+        total_steps: int | None,
+        size: int,
+        optimizer: Optimizer,
+        facts: Mapping[str, str],
+        parts: Parts,
+    ) -> None:
+        """Say what looks wrong from the start; the history opens with what the run is, at its first line."""
+        if self._speaks():
+            explored = opening.bounds(parts.fan_out.axes)
+            about = {
+                "caller": self._caller,
+                "total_steps": total_steps,
+                "replicas": size,
+                "explored": explored,
+            }
+            self._opening = {**about, **opening.of(optimizer, facts)}
+        self._introduced = True
+        for doubt in parts.doubts:
+            self.say_once(logging.WARNING, doubt)
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """A line of the history that is no sync."""
+        self._write(lambda path: history_file.note(path, kind, **facts))
+
     def say(self, level: int, message: str) -> None:
-        """One line of log."""
+        """One line of log; what is more than information stands in the history, too."""
         if self._speaks():
             logger.log(level, "%s: %s", self._caller, message)
+            if level > logging.INFO and self._introduced:
+                self.note("said", level=logging.getLevelName(level).lower(), text=message)
 
     def say_once(self, level: int, message: str, kind: str = "") -> None:
         """One line of log in the whole run for each message, or kind of message."""
@@ -44,14 +82,33 @@ class Announcer:
             self._said.add(kind or message)
             self.say(level, message)
 
-    def publish(self, record: SyncRecord, events: Sequence[str]) -> None:
-        """A full disk is no reason to stop training, or to fall behind the other ranks."""
+    def publish(
+        self, record: SyncRecord, events: Sequence[str], learning_rates: Sequence[GroupLearningRate] = ()
+    ) -> None:
+        """Log what happened and append the record, with what only this rank knows."""
         if not self._speaks():
             return
-        for event in dict.fromkeys(events):
-            self.say(logging.WARNING, f"step {record.step}: {event}")
-        if self._history is not None:
-            try:
-                history_file.append(self._history, record)
-            except OSError as error:
-                self.say_once(logging.WARNING, f"the history could not be written: {error}", "history")
+        for event in dict.fromkeys(events):  # these stand in the record
+            logger.warning("%s: step %d: %s", self._caller, record.step, event)
+        self._in_syncs += record.milliseconds / 1e3
+        own = {
+            "seconds": time.perf_counter() - self._began,
+            "sync_seconds": self._in_syncs,
+            "memory_bytes": opening.memory_bytes(),
+            "plain": {axis.name: axis.curve for axis in learning_rates},
+        }
+        self._write(lambda path: history_file.append(path, record, **own))
+
+    def _write(self, line: Callable[[str | PathLike[str]], None]) -> None:
+        """A full disk is no reason to stop training, or to fall behind the other ranks."""
+        if self._history is None or not self._speaks():
+            return
+        try:
+            if self._opening is not None:
+                opened, self._opening = self._opening, None
+                history_file.note(self._history, "run", **opened)
+            line(self._history)
+        except OSError as error:
+            if "history" not in self._said:
+                self._said.add("history")
+                logger.warning("%s: the history could not be written: %s", self._caller, error)

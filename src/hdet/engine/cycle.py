@@ -86,7 +86,7 @@ class Cycle:
         self._announcer = Announcer(caller, speaks=lambda: replicas.place == 0, history=history)
         said = {"total_steps": total_steps, "gradients": gradients, "design": design, "seed": seed}
         obstacle, settings = self._announcer.obstacle, {**said, "outer": outer}
-        agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
+        facts = agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
         parts = assemble(
             caller,
             optimizer,
@@ -117,8 +117,8 @@ class Cycle:
         self.resume_at(first_step)
         before, detach = self._before_step if self._looked_at else None, weakref.WeakMethod(self.detach)
         self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
-        for doubt in parts.doubts:
-            self._announcer.say_once(logging.WARNING, doubt)
+        self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
+        self.note = self._announcer.note
         replicas.carry(caller, self.load_state_dict, self.state_dict)
 
     # ------------------------------------------------------------------ what a user sees
@@ -196,6 +196,7 @@ class Cycle:
         if self._steps == self._total_steps:
             for trouble in filter(None, (policy.check_end() for policy in self._policies)):
                 self._announcer.say(logging.ERROR, trouble)
+            self.note("end", step=self._steps)
         return record
 
     def converge(self) -> None:
@@ -386,5 +387,5 @@ class Cycle:
         self._round += 1
         self._begin_round()
         self._training_loss.reset()
-        self._announcer.publish(record, events)
+        self._announcer.publish(record, events, self._fan_out.learning_rates)
         return record

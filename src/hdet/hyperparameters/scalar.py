@@ -132,6 +132,11 @@ class ScalarAxis(Axis):
             )
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which values it must stay."""
+        return self._scale.lowest, self._scale.highest
+
+    @property
     def base(self) -> float:
         return self._places[0].read(self.name) if self._base is None else self._base
 

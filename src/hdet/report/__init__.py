@@ -1,0 +1,3 @@
+"""A history made visible: one page that opens from a file or follows a run, lines in a terminal, alerts.
+Leaves: they need the standard library, plotly's script for the page, and no torch; nothing imports them but
+the command line and the demos."""

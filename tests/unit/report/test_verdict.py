@@ -1,0 +1,35 @@
+"""The sentence that a report begins with."""
+
+from __future__ import annotations
+
+from hdet.report.verdict import facts_of, sentence
+from tests.browser.histories import before_there_were_notes, nothing_finite, opening, relapse, sync, whole
+
+
+def test_a_whole_run_in_a_sentence() -> None:
+    assert sentence(facts_of(whole())) == (
+        "Found a learning rate of 0.0084, weight decay 0.2; the loss went from 2.6 to 0.494, and the mean of "
+        "step 700, worth 0.51 ± 0.012, was kept; 1 relapse, recovered; ended at step 800 of 2,000 because "
+        "the held-out loss had stopped falling; syncs took 12 % of the time."
+    )
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    assert sentence(facts_of([])) == sentence(facts_of([opening()])) == "Nothing has been measured yet."
+    old = sentence(facts_of(before_there_were_notes()))
+    assert "last seen at step 200;" not in old
+    assert old.endswith("last seen at step 200.")
+    assert "no loss was finite" in sentence(facts_of(nothing_finite()[1:6]))
+
+
+def test_a_relapse_counts_as_recovered_once_the_loss_is_back() -> None:
+    assert facts_of([sync(8), relapse(9)]).recovered == 0
+    facts = facts_of([sync(8), relapse(9), *map(sync, range(10, 14)), relapse(14)])
+    assert (facts.relapses, facts.recovered) == (2, 1)
+    assert "2 relapses, 1 recovered" in sentence(facts)
+
+
+def test_sessions_in_one_file_add_up() -> None:
+    session = [opening(), sync(0), sync(1)]
+    assert facts_of(session * 2).cost == facts_of(session).cost
+    assert not facts_of([*session, {"kind": "end", "step": 20}, *session]).ended
