@@ -26,7 +26,7 @@ from hdet.bench.regret.tables import detail, leading, matrix, unpaired_note
 from hdet.bench.replicas import command as replicas
 from hdet.bench.reproduce import text as reproduce_text
 from hdet.bench.scale import command as scale
-from hdet.bench.speed import feed, stacked
+from hdet.bench.speed import feed, large, stacked
 from tools.claims import table as claims
 
 __all__ = ["DOCUMENTS", "fill"]
@@ -256,6 +256,7 @@ _RENDER = {
     "lightbench": _lightbench,
     "deepobs": _deepobs,
     "feed": feed.markdown,
+    "large": large.markdown,
     "stacked": stacked.markdown,
     "replicas": replicas.markdown,
     "fan-out": fan_out.markdown,

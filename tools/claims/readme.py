@@ -47,6 +47,7 @@ __all__ = [
     "drawing_is_cheap",
     "fewer_bits_change_nothing",
     "islands_end_as_plain",
+    "light_around_a_large_model",
     "moves_a_few_percent",
     "near_the_sweep",
     "near_the_sweep_with_its_choice",
@@ -183,6 +184,13 @@ def temperature_shows_late(results: Results) -> Judged:
             mean, half = row["mean"][at], row["half_width"][at]
             places.append(Place(f"{row['value']:g}: {signed(mean, '.3f')} ± {half:.3f}", mean + half >= 0))
     return at_places(headed(f"after 25 steps, from {result['start']:g} to", places))
+
+
+def light_around_a_large_model(results: Results) -> Judged:
+    """A place for each goal: memory at every moment, wall-clock, packing."""
+    (result,) = results.values()
+    goals = {name: goal for name, goal in result["goals"].items() if goal["measured"] is not None}
+    return at_places(Place(f"{name}: {goal['measured']:.3g}", goal["met"]) for name, goal in goals.items())
 
 
 def never_diverges(results: Results) -> Judged:

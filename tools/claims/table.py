@@ -377,6 +377,12 @@ README = (
         readme.temperature_shows_late,
         ("delay",),
     ),
+    Claim(
+        "evidence, What AutoLR costs",
+        "Around a billion parameters: one copy of the weights, 2 % of 500 steps, packing at 80 % of a copy",
+        readme.light_around_a_large_model,
+        ("large",),
+    ),
     Claim("README, What it costs", "It never waits for the device", readme.never_waits, ("step-cuda",)),
     Claim(
         "README, What it costs",

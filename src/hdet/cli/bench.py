@@ -194,6 +194,7 @@ BENCHMARKS = {
         "deepobs.command", "AutoLR on DeepOBS's quadratic_deep, beside published baselines."
     ),
     "autolr": Benchmark("speed.autolr", "What AutoLR costs, beside plain training."),
+    "large": Benchmark("speed.large", "What AutoLR costs around a transformer of a billion parameters."),
     "step": Benchmark("speed.step", "What hdet adds to a training step."),
     "converge": Benchmark("speed.converge", "What a mean of weights over ranks costs, against the limit."),
     "stacked": Benchmark("speed.stacked", "What replicas stacked in one process gain over processes."),

@@ -100,6 +100,10 @@ def delayed(*at_25: tuple[float, float | None]) -> dict[str, Any]:
     return {"start": 0.01, "rows": rows}
 
 
+def goals_met(*met: bool) -> dict[str, Any]:
+    return {"goals": {f"goal {k}": {"measured": 1.0, "met": one} for k, one in enumerate(met)}}
+
+
 def solved(count: int) -> dict[str, Any]:
     """Of LightBench's problems."""
     published = {"10": 62, "30": 86, "1000": 95}
@@ -270,6 +274,11 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([delayed((0.1, 0.05), (-0.1, 0.05))], PARTLY),
         ([delayed((-0.1, 0.05))], NOT_HERE),
         ([delayed((-0.1, None))], UNTESTED),
+    ],
+    readme.light_around_a_large_model: [
+        ([goals_met(True, True)], HOLDS),
+        ([goals_met(True, False)], PARTLY),
+        ([goals_met(False)], NOT_HERE),
     ],
     readme.solves_as_ten_trials_do: [
         ([solved(86)], HOLDS),
