@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import hdet
+from hdet import history
 from hdet.replicas import local
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.sharded import Run, shards
@@ -157,7 +157,7 @@ def test_memory_is_told_as_it_is_and_one_process_writes(
     path = tmp_path / "history.jsonl"
     for result in ranks.run(remembered, layout, str(path), size=4):
         assert result["told"] == result["held"]
-    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    steps = [record.step for record in history.read(path)]
     assert len(steps) == len(set(steps)) >= 4
 
 
