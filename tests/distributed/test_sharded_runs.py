@@ -196,3 +196,28 @@ def broken_off(rank: int, layout: str, spread: float) -> list[float]:
 @pytest.mark.parametrize("layout", ["hsdp", "fsdp2"])
 def test_a_run_taken_up_is_the_unbroken_one(ranks: LocalProcesses, layout: str) -> None:
     assert ranks.run(broken_off, layout, 0.2 if layout == "hsdp" else 0.0, size=4) == [[0.0, 0.0]] * 4
+
+
+def of_another_part(rank: int) -> list[str]:
+    """What is said to the state of one rank on all, as a distributed checkpoint would hand it out."""
+    run = Run(rank, "fsdp2")
+    auto = hdet.AutoLR(run.optimizer, probe=run.probe(), total_steps=120)
+    run.run(auto, 20)
+    mine = io.BytesIO()
+    torch.save(auto.state_dict(), mine)
+    states: list[Any] = [None] * 4
+    torch.distributed.all_gather_object(states, mine.getvalue())
+    said = []
+    for state in (states[0], states[rank]):
+        try:
+            auto.load_state_dict(torch.load(io.BytesIO(state), weights_only=False))
+            said.append("")
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_the_state_of_another_part_is_refused(ranks: LocalProcesses) -> None:
+    for rank, (of_first, of_own) in enumerate(ranks.run(of_another_part, size=4)):
+        assert of_own == ""
+        assert ("save a file for each rank" in of_first) == (rank > 0)

@@ -268,6 +268,7 @@ class Cycle:
             **({"arms": self._fan_out.arms} if self._replicas.elastic else {}),
             **state.of_outer(self._parts.converge.outer),
             **state.of_skips(self._skips, self.schedule),
+            **state.of_part(self._replicas),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -275,6 +276,7 @@ class Cycle:
         they count if every rank resumes from its own state, and for none if all resume from one rank's."""
         axes = self._fan_out.axes
         state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
+        state.check_part(self._caller, self._replicas, saved)
         self._steps = saved["steps"]
         self._round = saved["round"]
         self._decide.explained = saved.get("explained", 0.0)

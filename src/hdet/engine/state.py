@@ -7,9 +7,19 @@ from typing import Any
 
 from hdet.engine.schedule import CoveredSchedule
 from hdet.engine.skips import Skips
+from hdet.replicas import Replicas
 from hdet.weights.outer import OuterStep
 
-__all__ = ["check_explored", "load_outer", "load_skips", "of_outer", "of_policies", "of_skips"]
+__all__ = [
+    "check_explored",
+    "check_part",
+    "load_outer",
+    "load_skips",
+    "of_outer",
+    "of_part",
+    "of_policies",
+    "of_skips",
+]
 
 
 def check_explored(caller: str, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -49,6 +59,22 @@ def load_skips(skips: Skips, schedule: CoveredSchedule, saved: Mapping[str, Any]
     """Hand them back."""
     schedule.waits = saved.get("waits", 0)
     skips.load(saved.get("skipped", []))
+
+
+def of_part(replicas: Replicas) -> dict[str, Any]:
+    """Which part of a replica a state is of, where replicas lie on several ranks."""
+    return {"part": [replicas.part, replicas.parts]} if replicas.parts > 1 else {}
+
+
+def check_part(caller: str, replicas: Replicas, saved: Mapping[str, Any]) -> None:
+    """A state holds a rank's own shards: those of another part, or of another layout, mean nothing here."""
+    part, parts = saved.get("part", [0, 1])
+    if (part, parts) != (replicas.part, replicas.parts):
+        raise ValueError(
+            f"{caller}.load_state_dict: the state must be of this rank's own part of the model, "
+            f"{replicas.part} of {replicas.parts}, got that of part {part} of {parts}; save a file for each "
+            "rank, and go on with as many (a distributed checkpoint takes one rank's state for everybody's)"
+        )
 
 
 def of_policies(
