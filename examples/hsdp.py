@@ -50,7 +50,7 @@ scheduler = hdet.OneCycleAutoLR(
     total_steps=STEPS,
     ensemble_lr_spread_ratio=1 / 9,
     model_sync_interval=10,
-    process_group=mesh["replicate"].get_group(),
+    enable_auto_lr=True,
     model=model,
 )
 generator = torch.Generator().manual_seed(dist.get_rank())
