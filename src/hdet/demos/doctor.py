@@ -59,6 +59,7 @@ def doctor(console: Console, *, timeout: float = 60.0) -> bool:
     speaks = launch_variables().get("RANK", "0") == "0"
     if speaks:
         console.print(_surroundings())
+        console.print(f"Training replicas for {_SYNC_EVERY} steps, to see …", style="dim")
     try:
         finding = _launched(timeout) if launched_ranks() > 1 else _local(timeout)
     except (RuntimeError, TimeoutError, ValueError) as error:

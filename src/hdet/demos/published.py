@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +25,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from hdet import history
 from hdet.bench.workloads import digits
 from hdet.bench.workloads.digits import Digits
+from hdet.demos.progress import Progress
 from hdet.history import SyncRecord
 from hdet.one_cycle import OneCycleAutoLR
 from hdet.replicas.launch import LocalProcesses
@@ -112,18 +112,20 @@ def demo(
 
 
 def _train_all(console: Console, runs: Sequence[Run], data: Digits, timeout: float) -> list[Outcome]:
-    columns = (TextColumn("{task.description:<27}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     size = runs[0].replicas
     outcomes: list[Outcome] = []
-    with Progress(*columns, console=console) as progress, LocalProcesses(size) as ranks:
-        bar = progress.add_task(f"starting {size} processes", total=sum(run.steps for run in runs))
+    with Progress(console, sum(run.steps for run in runs)) as progress, LocalProcesses(size) as ranks:
+        begun: set[str] = set()
 
         def advance(rank: int, title: str) -> None:
-            progress.update(bar, advance=_REPORT_EVERY, description=title)
+            if title not in begun:
+                begun.add(title)
+                progress.begin(title)
+            progress.advance(_REPORT_EVERY)
 
+        progress.begin(f"starting {size} processes")
         for run in runs:
             outcomes.append(ranks.run(train, run, data, timeout=timeout, on_report=advance)[0])
-        progress.update(bar, completed=sum(run.steps for run in runs), description=f"{len(runs)} runs done")
     return outcomes
 
 

@@ -96,6 +96,7 @@ def test_importing_hdet_imports_no_command_line():
 def test_doctor_finds_that_replicas_can_diverge():
     result = run(app, ["doctor"])
     assert result.exit_code == 0, result.output
+    assert "Training replicas for 5 steps" in result.output, "it takes longer than two seconds"
     assert "Replicas can diverge here" in result.output
     assert "equal bit for bit" in " ".join(result.output.split())
 
@@ -215,6 +216,8 @@ def test_published_demo_trains_shows_and_leaves_histories(tmp_path):
     result = run(app, ["demo-published", "--replicas", "2", "--steps", "20", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "(predicted)" in result.output
+    parts = [line for line in result.output.splitlines() if ", max_lr " in line]
+    assert len(parts) == 2 * len(MAX_LRS), "where there is no terminal, a line for each run"
     assert all(len(line) <= 80 for line in result.output.splitlines() if "OneCycle" in line[:25])
     assert result.output.count("OneCycleAutoLR") >= len(MAX_LRS)
     for max_lr in MAX_LRS:
