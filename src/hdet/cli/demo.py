@@ -15,8 +15,8 @@ __all__ = ["demo"]
 def demo(
     steps: Annotated[int, typer.Option(min=40, help="Steps of each run of the language model.")] = 400,
     replica_steps: Annotated[
-        int, typer.Option(min=40, help="The budget on a feed; the replicas may end earlier.")
-    ] = 430,
+        int, typer.Option(min=40, help="The budget on the digits; the replicas may end earlier.")
+    ] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
     output: Annotated[
         Path, typer.Option(file_okay=False, help="Folder of the histories and the report; written anew.")

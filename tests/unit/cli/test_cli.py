@@ -128,7 +128,9 @@ def test_doctor_under_torchrun_examines_the_ranks_it_was_started_with():
     assert "WORLD_SIZE=2" in prose
 
 
-def test_demo_shows_a_table_a_sentence_and_a_report(tmp_path):
+def test_demo_shows_a_table_a_sentence_and_a_report(tmp_path, monkeypatch):
+    monkeypatch.delenv("HDET_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)  # no data lies near: whoever has cloned the repository has no other file
     (tmp_path / "autolr.jsonl").write_text("not a record\n")
     given = ["--steps", "60", "--replica-steps", "40", "--output", str(tmp_path)]
     result = run(app, ["demo", *given])
