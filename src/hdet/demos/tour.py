@@ -120,7 +120,7 @@ def _language_model(steps: int, seed: int, path: Path, progress: Progress) -> li
             break
     auto.finish_()
     auto.export(path.with_name("schedule.json"))
-    found = f"rate {highest:.2g}"
+    found = f"rate up to {highest:.2g}"
     return [*outcomes, Outcome(work.name, "nothing: AutoLR", found, auto.steps, work.evaluate(model))]
 
 
@@ -199,7 +199,7 @@ def train_replica(
             break
     tune.finish_()
     end = f", the end at {tune.steps}" if tune.steps < most else ""
-    found = f"rate {highest:.2g}, decay {tune.values['weight_decay']:.2g}{end}"
+    found = f"rate up to {highest:.2g}, decay {tune.values['weight_decay']:.2g}{end}"
     return Outcome(task, f"nothing: AutoTune, {REPLICAS} replicas", found, tune.steps, work.evaluate(model))
 
 
