@@ -8,10 +8,12 @@ import pytest
 from rich.console import Console
 
 from hdet.bench.hyperparameters import delay
+from tests.unit.bench.hyperparameters.rows import needs_data
 
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, object]:
+    needs_data()
     return delay.run(quick=True)
 
 
@@ -33,6 +35,7 @@ def test_a_row_says_when_a_value_breaks_even() -> None:
 
 def test_staying_differs_from_itself_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that go on at the same value train the same way: what is told is the value's doing alone."""
+    needs_data()
     monkeypatch.setattr(delay, "_VALUES", (0.01,))
     (row,) = delay.run(quick=True)["rows"]
     assert row["difference"] == [[0.0], [0.0]]
