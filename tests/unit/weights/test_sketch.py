@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hdet.weights.sketch import sketch
+from hdet.weights.sketch import _Bins, sketch
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -46,3 +46,20 @@ def test_small_movements_are_not_lost_in_rounding() -> None:
     b = a * (1 + 1e-5)
     true = (a.double() - b.double()).norm()
     assert float((sketch([a]) - sketch([b])).norm() / true) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("before", [0, 5])
+def test_many_pieces_at_once_are_the_same_as_one_after_the_other(dtype: torch.dtype, before: int) -> None:
+    """The way of a GPU, and its slow twin."""
+    pieces = noise(7, 65_536).to(dtype)
+    slow, fast = (_Bins(pieces.device) for _ in range(2))
+    for bins in (slow, fast):
+        for k in range(before):
+            bins.add_piece(noise(100 + k))
+    for piece in pieces:
+        slow.add_piece(piece)
+    fast.add_pieces(pieces[:4])
+    fast.add_pieces(pieces[4:])
+    found, expected = (bins.sums[:65_536] + bins.sums[65_536:] for bins in (fast, slow))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
