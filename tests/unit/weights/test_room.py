@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hdet
-from hdet.weights.room import bytes_of, copy_of, fits, room_for
+from hdet.weights.room import bytes_of, copy_into, copy_of, fits, room_for, settled
 from hdet.weights.snapshot import Snapshot
 from tests.fakes import Alike
 from tests.unit.training import X, probe_of, squared
@@ -279,3 +279,18 @@ def test_a_library_is_not_averaged(library: str) -> None:
     train(model, optimizer, 0, 1, ensemble)
     with pytest.raises(RuntimeError, match="kept as"):
         train(model, optimizer, 1, 1, ensemble)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("size", [10, 1 << 18, 3_333_333])
+def test_the_host_s_memory_is_reached_by_the_device_and_given_back(size: int) -> None:
+    """Whichever way it was made; what takes its place in memory is no longer pinned."""
+    source = torch.randn(size, device="cuda")
+    room = room_for(source, "host")
+    assert room.is_pinned()
+    copy_into(room, source)
+    settled()
+    assert torch.equal(room, source.cpu())
+    del room
+    again = [torch.empty(size) for _ in range(4)]
+    assert size < 1 << 18 or not any(tensor.is_pinned() for tensor in again)
