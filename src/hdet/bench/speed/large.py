@@ -1,15 +1,19 @@
 """What AutoLR costs around a large model: a billion parameters in bfloat16, AdamW's moments in float32.
 
 Memory is told in multiples of the weights, on the device alone: at rest, at the end of a window, less what a
-forward pass of the probe takes by itself, and while a state is made. Packing is told as a share of what the
-device copies in the same time; the collective between packing and unpacking is left out.
+forward pass of the probe takes by itself, and while a state is made. Time is told as a share of plain steps,
+and where it goes: at the first step of a window (the way back is copied), at its last (the probe, the best
+weights), at all others (the mean), and the first time that the host's memory is asked for, which is once a
+run however long it is. Packing is told as a share of what the device copies in the same time; the collective
+between packing and unpacking is left out.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -178,9 +182,43 @@ def _train(
     with torch.no_grad():
         forward = watch.peak(lambda: model(batches[0]))
     rest = watch.now()
-    found = _searched(model, held_out, optimizer, step, steps, watch, rest + forward)
+    optimizer.state.clear()  # a run begins without moments
+    found = _searched(model, held_out, optimizer, step, steps, watch, (rest, forward))
     median = statistics.median(before + [_seconds(step, watch.wait) for _ in range(plain)])
-    return {"step_ms": 1e3 * median, "overhead": found.pop("seconds") / (steps * median) - 1, **found}
+    taken = found.pop("taken")
+    return {
+        "step_ms": 1e3 * median,
+        "overhead": math.fsum(taken) / (steps * median) - 1,
+        "where": _where(taken, median, found.pop("ends")),
+        **found,
+    }
+
+
+def _where(taken: Sequence[float], plain: float, ends: Sequence[int]) -> dict[str, float]:
+    """What each kind of step takes longer than a plain one, in all, as a share of plain training."""
+    ended, began = set(ends), {0, *(end + 1 for end in ends)}
+    more = [seconds - plain for seconds in taken]
+    usual = {
+        name: statistics.median([more[i] for i in steps if i < len(more)] or [0.0])
+        for name, steps in {"began": began, "ended": ended}.items()
+    }
+    # Memory is first asked for at the first two windows' starts (the second has an optimizer's state) and
+    # where weights are kept for the first time.
+    once = [(i, usual["began"]) for i in sorted(began)[:2]] + [(i, usual["ended"]) for i in sorted(ended)[:2]]
+    first = math.fsum(max(0.0, more[i] - expected) for i, expected in once)
+    total = len(taken) * plain
+    of_kind = {
+        "first steps of windows": began,
+        "last steps of windows": ended - began,
+        "other steps": set(range(len(taken))) - began - ended,
+    }
+    return {
+        **{
+            name: math.fsum(more[i] for i in steps if i < len(more)) / total
+            for name, steps in of_kind.items()
+        },
+        "of them memory of the host, once": first / total,
+    }
 
 
 def _searched(
@@ -190,29 +228,31 @@ def _searched(
     step: Callable[[], None],
     steps: int,
     watch: _Memory,
-    known: int,
+    known: tuple[int, int],
 ) -> dict[str, Any]:
-    """A run with AutoLR; ``known`` bytes are training's own, and one forward pass."""
-    forward = known - watch.now()
+    """A run with AutoLR; ``known`` are the bytes of training itself, and of one forward pass."""
+    training, forward = known
     probe = Probe(lambda words: model(words), held_out, model=model)
     auto = AutoLR(optimizer, total_steps=steps, probe=probe)
-    at_rest, at_window, windows, seconds = 0, 0, 0, 0.0
+    at_rest, at_window, ends = 0, 0, list[int]()
+    taken: list[float] = []
     records: list[Any] = []
-    for _ in range(steps):
-        seconds += _seconds(step, watch.wait)
+    for i in range(steps):
+        seconds = _seconds(step, watch.wait)
         began, there = time.perf_counter(), watch.now()
         peak = watch.peak(lambda: records.append(auto.step()))
         watch.wait()
-        seconds += time.perf_counter() - began
+        taken.append(seconds + time.perf_counter() - began)
         if records[-1] is None:
-            at_rest = max(at_rest, watch.now() - known + forward)
+            at_rest = max(at_rest, watch.now() - training)
         else:
-            windows += 1
-            at_window = max(at_window, there + peak - known)
+            ends.append(i)
+            at_window = max(at_window, there + peak - training - forward)
     state = at_rest + watch.peak(auto.state_dict)
     memory = {"at_rest": at_rest, "at_a_window": at_window, "in_state_dict": state}
     return {
-        **{"steps": steps, "windows": windows, "seconds": seconds, "everywhere_bytes": auto.extra_bytes()},
+        **{"steps": steps, "windows": len(ends), "taken": taken, "ends": ends},
+        "everywhere_bytes": auto.extra_bytes(),
         **{name: value if watch.counts else None for name, value in memory.items()},
     }
 
@@ -290,6 +330,7 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("everywhere, with the host's", f"{result['everywhere_bytes'] / result['weights_bytes']:.1f} ×")
     )
     lines.append((f"more wall-clock, {result['steps']} steps", f"{100 * result['overhead']:.1f} %"))
+    lines += [(f"– {name}", f"{100 * share:.1f} %") for name, share in result["where"].items()]
     for one in result["packing"]:
         name = f"packing in buckets of {one['bucket_memory'] >> 20} MB in all"
         lines.append((name, f"{100 * one['share']:.0f} % of the device's copies"))
