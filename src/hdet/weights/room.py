@@ -90,7 +90,7 @@ def _pinned_like(tensor: Tensor) -> Tensor:
     size = tensor.numel() * tensor.element_size()
     if size >= _LARGE_BYTES:
         made = torch.empty_like(tensor, device="cpu", requires_grad=False).zero_()
-        runtime: Any = torch.cuda.cudart()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if int(runtime.cudaHostRegister(made.data_ptr(), size, 0)) == 0:
             weakref.finalize(made, runtime.cudaHostUnregister, made.data_ptr()).atexit = False
             return made
