@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from hdet.best_mean import BestMean
     from hdet.controllers import HorizonController, RegressionController, SoftmaxController
     from hdet.ensemble import Ensemble
+    from hdet.finder import Found, find
+    from hdet.guard import Guard
     from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
     from hdet.hyperparameters import (
         Betas,
@@ -44,6 +46,9 @@ _HOMES = {
     "RegressionController": "controllers",
     "SoftmaxController": "controllers",
     "Ensemble": "ensemble",
+    "Found": "finder",
+    "find": "finder",
+    "Guard": "guard",
     "HorizonRecord": "history",
     "HyperparameterRecord": "history",
     "SyncRecord": "history",
@@ -77,7 +82,9 @@ __all__ = [
     "Dropout",
     "Ensemble",
     "FaultTolerantReplicas",
+    "Found",
     "GradientClip",
+    "Guard",
     "HorizonController",
     "HorizonRecord",
     "Hyperparameter",
@@ -97,6 +104,7 @@ __all__ = [
     "Temperature",
     "WeightDecay",
     "__version__",
+    "find",
     "replay",
     "warm_start_",
 ]

@@ -210,6 +210,11 @@ class Search(LRScheduler):
         return self.steps == (self._budget if self._shape is None else self._shape.total_steps)
 
     @property
+    def searching(self) -> bool:
+        """Whether the learning rate is still being looked for; else the schedule comes down with it."""
+        return self._horizon.learns
+
+    @property
     def best(self) -> Handed | None:
         """The best weights seen so far by the probe; with an honest estimate once they were handed over."""
         return self._handed or self._horizon.incumbent.keeper.best
@@ -305,12 +310,16 @@ class Search(LRScheduler):
 
     def export(self, path: str | PathLike[str]) -> None:
         """Write the learning rate of every step so far as JSON, for :func:`hdet.replay`."""
+        Path(path).write_text(self.found() + "\n", encoding="utf-8")
+
+    def found(self) -> str:
+        """What :meth:`export` writes."""
         if not self._plain:
             raise ValueError(
                 f"{self._name}.export: learning rates that are tensors are not read between windows, so they "
                 "are not known; use floats"
             )
-        Path(path).write_text(self._found.to_json() + "\n", encoding="utf-8")
+        return self._found.to_json()
 
     def state_dict(self) -> dict[str, Any]:
         """Save it beside model and optimizer. Holds tensors: the window in progress and the way back.

@@ -44,7 +44,8 @@ MAY_IMPORT = {
     },
 }
 DOORS = {
-    *{"__init__", "arguments", "auto_lr", "auto_tune", "best_mean", "ensemble", "history", "one_cycle"},
+    *{"__init__", "arguments", "auto_lr", "auto_tune", "best_mean", "ensemble", "finder", "guard"},
+    *{"history", "one_cycle"},
     *{"search", "warm_start"},
 }
 LEAVES = {"__main__", "bench", "cli", "demos", "report"}

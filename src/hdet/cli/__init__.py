@@ -15,6 +15,7 @@ from hdet.cli.bench import bench
 from hdet.cli.demo import demo
 from hdet.cli.demo_published import demo_published
 from hdet.cli.doctor import doctor
+from hdet.cli.find import find
 from hdet.cli.one_line import OneLineErrors
 from hdet.cli.report import report
 from hdet.cli.reproduce import reproduce
@@ -47,6 +48,6 @@ def main(
     """Data-parallel replicas that find your hyperparameters while they train."""
 
 
-for command in (demo, report, watch, doctor, demo_published, reproduce):
+for command in (demo, find, report, watch, doctor, demo_published, reproduce):
     app.command()(command)
 app.add_typer(bench, name="bench")

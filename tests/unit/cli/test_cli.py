@@ -21,7 +21,7 @@ from hdet.demos.published import MAX_LRS, Outcome, Run, verdict
 from tests.browser.histories import save, whole
 from tests.unit.cli.surface import LISTING, surface
 
-COMMANDS = ("demo", "report", "watch", "demo-published", "doctor", "bench", "reproduce")
+COMMANDS = ("demo", "find", "report", "watch", "demo-published", "doctor", "bench", "reproduce")
 run = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}).invoke
 
 
@@ -61,6 +61,11 @@ def test_every_flag_has_a_sentence_and_a_default(line):
         (["watch", "a.jsonl", "--once"], "hdet: Invalid value: --once prints and ends"),
         (["bench", "regret", "--workloads", "x"], "hdet: Invalid value for '--workloads': must be some of"),
         (["bench", "speed"], "hdet: No such command 'speed'"),
+        (["find", "train"], "hdet: Invalid value for MODULE:BUILD: must be MODULE:BUILD, got 'train'"),
+        (["find", "no.such:build"], "hdet: Invalid value for MODULE:BUILD: No module named 'no'"),
+        (["find", "no_such.py:build"], "hdet: Invalid value for MODULE:BUILD: there is no file no_such.py"),
+        (["find", "json:nothing"], "hdet: Invalid value for MODULE:BUILD: module 'json' has no attribute"),
+        (["find", "os:getcwd"], "hdet: Invalid value for MODULE:BUILD: os:getcwd must return (model, opt"),
     ],
 )
 def test_an_error_is_one_line_with_the_mend_and_status_2(given, said):
@@ -198,6 +203,27 @@ def test_report_writes_the_page_and_says_the_verdicts(tmp_path):
     assert page.exists()
     told = run(app, ["report", str(tmp_path), "-o", str(page), "--json"]).stdout.splitlines()
     assert [json.loads(line)["run"] for line in told] == ["one", "two"]
+
+
+def test_find_says_the_rate_of_a_user_s_own_model_and_writes_its_schedule(tmp_path):
+    (tmp_path / "my_training.py").write_text(
+        "import torch\n"
+        "def build():\n"
+        "    torch.manual_seed(0)\n"
+        "    model = torch.nn.Linear(4, 1)\n"
+        "    loss = lambda x: (model(x) - x.sum(1, keepdim=True)).square().mean()\n"
+        "    return model, torch.optim.SGD(model.parameters()), loss, list(torch.randn(40, 16, 4))\n"
+    )
+    page = tmp_path / "found.json"
+    given = ["find", f"{tmp_path / 'my_training.py'}:build", "--steps", "80", "-o", str(page)]
+    result = run(app, given)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("learning rate  0.")
+    assert "Right for runs of about 80 steps" in result.stdout
+    assert "step 80 of 80" in result.stderr
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    replay(optimizer, page)
+    assert 0 < optimizer.param_groups[0]["lr"] < 1
 
 
 @pytest.mark.parametrize("command", ["report", "watch"])
