@@ -223,7 +223,9 @@ def test_public_names() -> None:
         "Dropout",
         "Ensemble",
         "FaultTolerantReplicas",
+        "Found",
         "GradientClip",
+        "Guard",
         "HorizonController",
         "HorizonRecord",
         "Hyperparameter",
@@ -243,6 +245,7 @@ def test_public_names() -> None:
         "Temperature",
         "WeightDecay",
         "__version__",
+        "find",
         "replay",
         "warm_start_",
     ]
