@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
 from hdet.engine.sync import record_of
 from hdet.engine.training_loss import TrainingLoss
-from hdet.history import SyncRecord
+from hdet.history import History, SyncRecord
 from hdet.hyperparameters import separate_learning_rates
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas, Undone
@@ -54,7 +53,8 @@ class Cycle:
         design: how values are dealt to replicas; None takes whichever serves the policies best.
         model: makes its buffers known, which are then averaged too.
         seed: of the deals. No global random state is read or written.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+            callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
     """
@@ -72,7 +72,7 @@ class Cycle:
         design: Design | None = None,
         model: nn.Module | None = None,
         seed: int = 0,
-        history: str | PathLike[str] | None = None,
+        history: History | None = None,
         caller: str = "Cycle",
         first_step: int = 0,
     ) -> None:
