@@ -315,6 +315,7 @@ class Cycle:
         self._parts.starts.forget()
 
     def _before_step(self) -> None:
+        self._replicas.begin(self._caller)
         self._parts.starts.look()
         if self._parts.diverges and not self._parts.converge.begun:
             self._parts.converge.begin()  # the round's displacement is counted from here
