@@ -225,6 +225,16 @@ class OneCycleAutoLR(OneCycleLR):
         cycle = self._cycle
         return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
 
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas this process is one of."""
+        return self._engine.replicas
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
+        return self._engine.apart
+
     def converge(self) -> None:
         """Average the replicas now, without ending the round. Every rank must call it."""
         self._engine.converge()

@@ -299,6 +299,16 @@ class Search(LRScheduler):
         self._shape = self._driver.shape = WarmStableDecay(end, start, height)
         self._cycle.end_at(end)
 
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas this process is one of."""
+        return self._cycle.replicas
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
+        return self._cycle.apart
+
     def converge(self) -> None:
         """Average replicas that diverge (``spread`` above 0) now, without ending the window."""
         self._cycle.converge()

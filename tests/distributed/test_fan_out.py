@@ -187,21 +187,23 @@ def converge_on_demand(rank: int) -> dict[str, Any]:
         model_sync_interval=10,
         model=model,
     )
-    seen, records = {}, []
+    seen, records, together = {}, [], set()
     for step in range(25):
         loss = tasks.train_step(model, optimizer, rank, step)
         records.append(scheduler.step(loss))
         seen[step] = tasks.flat(model)
+        together |= set() if scheduler.apart else {step}
         if step == 13:
             scheduler.converge()
             seen["demand"] = tasks.flat(model)
-    return {"seen": seen, "records": [r for r in records if r]}
+            together |= set() if scheduler.apart else {"demand"}
+    return {"seen": seen, "records": [r for r in records if r], "together": together}
 
 
 def test_converge_on_demand_and_at_the_last_step(ranks: LocalProcesses) -> None:
     a, b = ranks.run(converge_on_demand, size=2)
     equal = {key for key in a["seen"] if torch.equal(a["seen"][key], b["seen"][key])}
-    assert equal == {9, "demand", 19, 24}
+    assert equal == a["together"] == {9, "demand", 19, 24}
     assert [(r.step, r.round) for r in a["records"]] == [(10, 0), (20, 1), (25, 2)]
     for record in a["records"]:
         assert record.weights == ()

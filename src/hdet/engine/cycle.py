@@ -123,6 +123,11 @@ class Cycle(Rounds):
         return self._replicas
 
     @property
+    def apart(self) -> bool:
+        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
+        return self._parts.diverges and self._since_sync > 0
+
+    @property
     def steps(self) -> int:
         """Optimizer steps counted so far; what a fused optimizer has skipped is taken back at a sync."""
         return self._steps
