@@ -208,6 +208,7 @@ class Cycle(Rounds):
             self._parts.converge.begin()  # on a rank, too, whose every step was skipped so far
         with self._fan_out.at_base(), self._parts.attendance.meeting("converge", self._where):
             _, events = self._parts.sync.average(self._training_loss, ends_round=False)
+            self._training_loss.meet(self._replicas)
         self._since_sync = 0
         for event in events:
             self._announcer.say(logging.WARNING, event)
@@ -255,7 +256,8 @@ class Cycle(Rounds):
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
-        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run."""
+        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run.
+        After either one rank's state will do for all, but with a horizon that diverges."""
         return {
             "steps": self._steps,
             "round": self._round,
@@ -271,8 +273,9 @@ class Cycle(Rounds):
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own:
-        they count if every rank resumes from its own state, and for none if all resume from one rank's."""
+        """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own,
+        unless :meth:`converge` has just told them to all: they count if every rank resumes from its own state
+        or such a one, and for none otherwise."""
         axes = self._fan_out.axes
         state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
         state.check_part(self._caller, self._replicas, saved)
@@ -288,7 +291,7 @@ class Cycle(Rounds):
             self._policies[policy].start(self._steps)
             if of_policy is not None:
                 self._policies[policy].load_state_dict(of_policy)
-        self._training_loss.load_state_dict(saved["loss"], self._replicas.place)
+        self._training_loss.load_state_dict(saved["loss"], self._replicas.place, self._replicas.ranks)
         self._forget()
         state.load_outer(self._parts.converge.outer, saved)
         self._hooks.forget()  # a step taken before is another run's
