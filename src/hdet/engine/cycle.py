@@ -28,6 +28,7 @@ from hdet.engine.schedule import Schedule
 from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
 from hdet.engine.training_loss import TrainingLoss
+from hdet.engine.written import WrittenRates
 from hdet.history import SyncRecord
 from hdet.hyperparameters import separate_learning_rates
 from hdet.policies.base import Policy
@@ -105,6 +106,7 @@ class Cycle(Rounds):
         self._following = [policy for policy in policies if policy.follows_weights]
         self._looked_at = parts.diverges or bool(self._following)
         self._skips = Skips(heeded=self._looked_at and not parts.sharing.own_gradients)
+        self._written = WrittenRates(optimizer)
         self.taken_back = []
         self._since_sync = 0
         self._decide = Decisions(self._policies, parts.fan_out, parts.sharing, parts.attendance)
@@ -113,6 +115,7 @@ class Cycle(Rounds):
         self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
         self.note = self._announcer.note
+        self._note_rates()
         replicas.carry(caller, self.load_state_dict, self.state_dict)
 
     # ------------------------------------------------------------------ what a user sees
@@ -186,7 +189,7 @@ class Cycle(Rounds):
             self._miss()
             raise
         finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
-            self.schedule.advance()
+            self._advance()
         if self._steps == self._total_steps:
             for trouble in filter(None, (policy.check_end() for policy in self._policies)):
                 self._announcer.say(logging.ERROR, trouble)
