@@ -154,10 +154,10 @@ class Cycle(Rounds):
         self.taken_back = []
         if self._looked_at:
             self._hooks.check(self._caller, self._announcer, strict=bool(self._following))
-        if loss is not None:
-            self._training_loss.add(loss)
-        elif self._needs_loss:
+        if loss is None and self._needs_loss:
             raise telling.without_loss(self._caller)
+        if loss is not None and (self._hooks.stepped or not self._training_loss.has_taken(loss)):
+            self._training_loss.add(loss)
         # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
         if not self._hooks.stepped and self._looked_at:
             counts = self._parts.sharing.own_gradients
