@@ -116,9 +116,14 @@ class Cycle(Rounds):
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
         self.note = self._announcer.note
         self._note_rates()
-        replicas.carry(caller, self.load_state_dict, self.state_dict)
+        replicas.carry(caller, self.load_state_dict, self._state)
 
     # ------------------------------------------------------------------ what a user sees
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Torch's own, beneath whatever wrapped it."""
+        return self._optimizer
 
     @property
     def replicas(self) -> Replicas:
@@ -165,7 +170,8 @@ class Cycle(Rounds):
             if not counts:
                 return None
         if self._steps == self._total_steps:
-            raise telling.beyond_the_end(self._caller, self._steps + 1, self._total_steps)
+            self._stay_at_the_end()
+            return None
         self._hooks.count()
         self._steps += 1
         self._since_sync += 1
@@ -195,6 +201,13 @@ class Cycle(Rounds):
                 self._announcer.say(logging.ERROR, trouble)
             self.note("end", step=self._steps)
         return record
+
+    def _stay_at_the_end(self) -> None:
+        self._hooks.forget()
+        self._since_sync += self._parts.sharing.own_gradients
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        said = telling.beyond_the_end(self._steps, lr, apart=self._parts.sharing.own_gradients)
+        self._announcer.say_once(logging.WARNING, said, "beyond the end")
 
     def converge(self) -> None:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
@@ -235,8 +248,7 @@ class Cycle(Rounds):
     def detach(self) -> None:
         """Remove the fan-out; what remains are the base values."""
         self._hooks.remove()
-        apart = self._parts.sharing.own_gradients or self._fan_out.explores
-        if self._since_sync and apart and self._replicas.size > 1:
+        if self._apart and self._replicas.size > 1:
             self._announcer.say_once(logging.WARNING, telling.detached_apart(self._since_sync))
         self._fan_out.close()
 
@@ -251,9 +263,23 @@ class Cycle(Rounds):
                 raise
             self._announcer.say(logging.ERROR, f"on the way out: {error}")  # and not instead of its cause
 
+    @property
+    def _apart(self) -> bool:
+        """Whether replicas differ by now, if there are several."""
+        return self._since_sync > 0 and (self._parts.sharing.own_gradients or self._fan_out.explores)
+
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
-        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run."""
+        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run; that
+        is said once."""
+        if (
+            self._apart and self._replicas.size > self._replicas.here
+        ):  # rows of one process are saved together
+            said = telling.saved_apart(self._since_sync)
+            self._announcer.say_once(logging.WARNING, said, "saved apart")
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {
             "steps": self._steps,
             "round": self._round,
