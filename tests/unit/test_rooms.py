@@ -47,7 +47,7 @@ DOORS = {
     *{"__init__", "arguments", "auto_lr", "auto_tune", "best_mean", "ensemble", "history", "one_cycle"},
     *{"search", "warm_start"},
 }
-LEAVES = {"__main__", "bench", "cli", "demos", "report"}
+LEAVES = {"__main__", "bench", "cli", "demos", "integrations", "report"}
 
 #: Files that know no torch: an equation is read and tested without it.
 PURE = ("controllers/", "engine/design.py", "schedules/shapes.py", "schedules/windows.py", "history.py")

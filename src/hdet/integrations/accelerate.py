@@ -13,8 +13,8 @@ from typing import Any, SupportsFloat
 from torch import Tensor
 
 from hdet.history import SyncRecord
-from hdet.integrations.carried import Carried
 from hdet.integrations import require
+from hdet.integrations.carried import Carried
 
 FLOOR = "1.1.0"
 require("accelerate", FLOOR)
@@ -95,8 +95,8 @@ def prepare(accelerator: Accelerator, door: Any) -> Prepared:
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise TypeError(
-            f"{caller}: the optimizer must be torch's own, whose steps can be followed, and {kind.value} steps "
-            "flat partitions of its own; use MULTI_GPU (DDP) or FSDP of version 2"
+            f"{caller}: the optimizer must be torch's own, whose steps can be followed, and {kind.value} "
+            "steps flat partitions of its own; use MULTI_GPU (DDP) or FSDP of version 2"
         )
     inside = [scheduler.scheduler for scheduler in accelerator._schedulers]
     if isinstance(door, AcceleratedScheduler) or any(door is scheduler for scheduler in inside):
@@ -107,8 +107,8 @@ def prepare(accelerator: Accelerator, door: Any) -> Prepared:
     prepared = Prepared(accelerator, door)
     if accelerator.num_processes > 1 and door.replicas.ranks == 1 and door.replicas.here == 1:
         raise ValueError(
-            f"{caller}: {type(door).__name__} must know all {accelerator.num_processes} processes, and was built "
-            "for one alone, so that each would decide by itself; build it after Accelerator()"
+            f"{caller}: {type(door).__name__} must know all {accelerator.num_processes} processes, and was "
+            "built for one alone, so that each would decide by itself; build it after Accelerator()"
         )
     accelerator.register_for_checkpointing(prepared)
     accelerator.register_save_state_pre_hook(prepared.before_save)

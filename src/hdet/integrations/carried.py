@@ -1,4 +1,4 @@
-"""A door in a framework's hands: together before anybody looks at the weights, and saved so that it can go on.
+"""A door in a framework's hands: together before anybody looks at the weights, and saved to go on.
 
 Frameworks save the scheduler of rank 0 and hand it to every rank that resumes. That is the whole run where
 the replicas have just met. Within a round each rank has losses of its own, and of a sharded model each has
@@ -89,8 +89,8 @@ class Carried:
             path = self._file(self.folder)
             if not path.exists():
                 raise FileNotFoundError(
-                    f"{type(self.door).__name__}.load_state_dict: the checkpoint must have a file for each of "
-                    f"{state['files']} ranks, and lacks {path}; copy the folder whole, from every machine"
+                    f"{type(self.door).__name__}.load_state_dict: the checkpoint must have a file for each "
+                    f"of {state['files']} ranks, and lacks {path}; copy the folder whole, from every machine"
                 )
             own = torch.load(path, map_location="cpu", weights_only=True)
         self._within = False

@@ -80,7 +80,7 @@ class HDETTrainerMixin:
             self._probe_dataset = self._take_aside()
         elif probe_dataset is not None and "probe" not in self._asked():
             raise ValueError(
-                f"{self._name}: probe_dataset was given, and hdet does not take a probe by that name; leave it out"
+                f"{self._name}: probe_dataset was given, and hdet takes no argument named probe; leave it out"
             )
         #: This rank's losses of the accumulation in progress, and what makes them whole.
         self._losses: Tensor | None = None
@@ -97,8 +97,8 @@ class HDETTrainerMixin:
     def _refuse(self) -> None:
         if self.is_deepspeed_enabled:
             raise TypeError(
-                f"{self._name}: the optimizer must be torch's own, whose steps can be followed, and DeepSpeed "
-                "steps flat partitions of its own; use DistributedDataParallel (leave deepspeed out) or fsdp"
+                f"{self._name}: the optimizer must be torch's own, whose steps can be followed, and "
+                "DeepSpeed steps flat partitions of its own; use DistributedDataParallel (leave deepspeed out) or fsdp"
             )
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if plugin is not None and getattr(plugin, "fsdp_version", 1) != 2:
@@ -159,8 +159,8 @@ class HDETTrainerMixin:
         total = len(data)
         if 2 * wanted > total:
             raise ValueError(
-                f"{self._name}: to set {wanted:,} samples aside for the probe ({_ASIDE} batches of each rank) "
-                f"train_dataset must have at least {2 * wanted:,}, got {total:,}; give probe_dataset"
+                f"{self._name}: to set {wanted:,} samples aside for the probe ({_ASIDE} batches of each "
+                f"rank) train_dataset must have at least {2 * wanted:,}, got {total:,}; give probe_dataset"
             )
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         # Fewer ranks set aside a part of what more ranks do, so that nothing is measured that was trained on.
@@ -308,8 +308,8 @@ class _Scheduler(Carried):
         before, now = state.get("set_aside", 0), self._trainer._set_aside
         if now > before > 0 and self._trainer.is_world_process_zero():
             logger.warning(
-                "%s: the probe measures %d samples now, and %d when the checkpoint was written: the others were "
-                "trained on; give probe_dataset",
+                "%s: the probe measures %d samples now, and %d when the checkpoint was written: the others "
+                "were trained on; give probe_dataset",
                 self._trainer._name,
                 now,
                 before,
