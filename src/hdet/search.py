@@ -26,7 +26,7 @@ from hdet.engine.design import Design
 from hdet.engine.gradients import Gradients
 from hdet.engine.one_search import OneSearch
 from hdet.engine.optimizers import JointOptimizer, parts_of
-from hdet.history import SyncRecord
+from hdet.history import History, SyncRecord
 from hdet.hyperparameters import LearningRate
 from hdet.policies import Horizon, Policy
 from hdet.policies.verdict import Verdict
@@ -74,7 +74,7 @@ class Search(LRScheduler):
         keep: Where,
         patience: int | None,
         seed: int,
-        history: str | PathLike[str] | None,
+        history: History | None,
         beside: Callable[[Horizon], Sequence[Policy]] = lambda _: (),
         averaged: bool = False,
         gradients: Gradients = "all",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hdet.policies.base import Sample
+from hdet.replicas import Replicas
 
 __all__ = ["TrainingLoss", "mean_losses", "sample_of"]
 
@@ -31,6 +32,8 @@ class TrainingLoss:
         self.count = 0
         self._replicas = replicas
         self.restored: tuple[float | Tensor, int] = (0.0, 0)
+        #: Sum and count of every rank, where all have told them since the last loss.
+        self._everyone: list[list[float]] = []
         self._sum: float | Tensor = 0.0
         self._device_sum: Tensor | None = None
         #: Of the squares, for one replica; what was before a resume is not known.
@@ -53,6 +56,7 @@ class TrainingLoss:
             except RuntimeError:
                 raise _not_a_scalar(loss) from None
         self.count += 1
+        self._everyone = []
 
     def _take(self, value: float) -> None:
         self._sum += value
@@ -94,12 +98,23 @@ class TrainingLoss:
         total = self.total()
         return [float(value) for value in total] if isinstance(total, Tensor) else total
 
-    def state_dict(self, rank: int) -> dict[str, Any]:
-        """The sum of an unfinished round, and whose it is."""
-        return {"rank": rank, "sum": self.state(), "count": self.count}
+    def meet(self, replicas: Replicas) -> None:
+        """Learn what the others have seen: until the next loss, the state of one rank is that of all."""
+        if replicas.size > 1 and not replicas.elastic and self._replicas == 1:
+            self._everyone = replicas.gather_ranks([self.total(), float(self.count)])
 
-    def load_state_dict(self, saved: Mapping[str, Any], rank: int) -> None:
+    def state_dict(self, rank: int) -> dict[str, Any]:
+        """The sum of an unfinished round, and whose it is; where all have met, those of all ranks."""
+        everyone = {"everyone": [(total, int(count)) for total, count in self._everyone]}
+        own = {"rank": rank, "sum": self.state(), "count": self.count}
+        return {**own, **(everyone if self._everyone else {})}
+
+    def load_state_dict(self, saved: Mapping[str, Any], rank: int, ranks: int) -> None:
         """Take up an interrupted round, if it was this rank's; else begin one."""
+        everyone = saved.get("everyone", ())
+        if len(everyone) == ranks:
+            self.reset(everyone[rank])
+            return
         replicas = len(saved["sum"]) if isinstance(saved["sum"], list) else 1
         own = saved["rank"] == rank and replicas == self._replicas
         self.reset((saved["sum"], saved["count"]) if own else (0.0, 0))
@@ -107,6 +122,7 @@ class TrainingLoss:
     def reset(self, restored: tuple[float | list[float], int] = (0.0, 0)) -> None:
         """Begin a round, or take up an interrupted one: sum and count of the losses before it."""
         before, self.count = restored
+        self._everyone = []
         self._sum = torch.tensor(before, dtype=torch.float64) if isinstance(before, list) else before
         self.restored = (self._sum, self.count)
         self._squares = 0.0
