@@ -136,7 +136,7 @@ class Search(LRScheduler):
         groups = self._optimizer.param_groups
         self._groups = len(groups)
         self._found = FoundSchedule(self._groups)
-        self._said_late_group = self._said_finished = False
+        self._said_late_group = False
         self._plain = not any(isinstance(group["lr"], Tensor) for group in groups)
         kinds = " and ".join(type(part).__name__ for part in self.optimizers)
         self._only = OneSearch(self._name, probe.model, kinds)
@@ -154,9 +154,6 @@ class Search(LRScheduler):
         before = self._cycle.steps
         used = self.get_last_lr() if self._plain else []
         descents = self._descents()
-        if self.finished and self.steps != self._budget:
-            self._say_finished()
-            return None
         self._only.step()
         try:
             record = self._cycle.step(loss)
@@ -193,16 +190,6 @@ class Search(LRScheduler):
             self.steps + steps,
         )
         self.cooldown(steps)
-
-    def _say_finished(self) -> None:
-        if not self._said_finished:
-            self._said_finished = True
-            logger.warning(
-                "%s.step: training has ended at step %d: the learning rate is zero, and further steps change "
-                "nothing; stop where auto.finished, then call auto.finish_()",
-                self._name,
-                self.steps,
-            )
 
     @property
     def finished(self) -> bool:

@@ -27,6 +27,7 @@ from hdet.engine.schedule import Schedule
 from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
 from hdet.engine.training_loss import TrainingLoss
+from hdet.engine.written import WrittenRates
 from hdet.history import History, SyncRecord
 from hdet.hyperparameters import separate_learning_rates
 from hdet.policies.base import Policy
@@ -105,6 +106,7 @@ class Cycle(Rounds):
         self._following = [policy for policy in policies if policy.follows_weights]
         self._looked_at = parts.diverges or bool(self._following)
         self._skips = Skips(heeded=self._looked_at and not parts.sharing.own_gradients)
+        self._written = WrittenRates(optimizer)
         self.taken_back = []
         self._since_sync = 0
         self._decide = Decisions(self._policies, parts.fan_out, parts.sharing, parts.attendance)
@@ -113,9 +115,15 @@ class Cycle(Rounds):
         self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
         self.note = self._announcer.note
-        replicas.carry(caller, self.load_state_dict, self.state_dict)
+        self._note_rates()
+        replicas.carry(caller, self.load_state_dict, self._state)
 
     # ------------------------------------------------------------------ what a user sees
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Torch's own, beneath whatever wrapped it."""
+        return self._optimizer
 
     @property
     def replicas(self) -> Replicas:
@@ -125,7 +133,8 @@ class Cycle(Rounds):
     @property
     def apart(self) -> bool:
         """Whether the replicas' weights differ now, so that one rank's are not the run's."""
-        return self._parts.diverges and self._since_sync > 0
+        differs = self._parts.sharing.own_gradients or self._fan_out.explores
+        return self._replicas.size > 1 and self._since_sync > 0 and differs
 
     @property
     def steps(self) -> int:
@@ -156,10 +165,10 @@ class Cycle(Rounds):
         self.taken_back = []
         if self._looked_at:
             self._hooks.check(self._caller, self._announcer, strict=bool(self._following))
-        if loss is not None:
-            self._training_loss.add(loss)
-        elif self._needs_loss:
+        if loss is None and self._needs_loss:
             raise telling.without_loss(self._caller)
+        if loss is not None and (self._hooks.stepped or not self._training_loss.has_taken(loss)):
+            self._training_loss.add(loss)
         # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
         if not self._hooks.stepped and self._looked_at:
             counts = self._parts.sharing.own_gradients
@@ -167,7 +176,8 @@ class Cycle(Rounds):
             if not counts:
                 return None
         if self._steps == self._total_steps:
-            raise telling.beyond_the_end(self._caller, self._steps + 1, self._total_steps)
+            self._stay_at_the_end()
+            return None
         self._hooks.count()
         self._steps += 1
         self._since_sync += 1
@@ -191,12 +201,19 @@ class Cycle(Rounds):
             self._miss()
             raise
         finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
-            self.schedule.advance()
+            self._advance()
         if self._steps == self._total_steps:
             for trouble in filter(None, (policy.check_end() for policy in self._policies)):
                 self._announcer.say(logging.ERROR, trouble)
             self.note("end", step=self._steps)
         return record
+
+    def _stay_at_the_end(self) -> None:
+        self._hooks.forget()
+        self._since_sync += self._parts.sharing.own_gradients
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        said = telling.beyond_the_end(self._steps, lr, apart=self._parts.sharing.own_gradients)
+        self._announcer.say_once(logging.WARNING, said, "beyond the end")
 
     def converge(self) -> None:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
@@ -238,8 +255,7 @@ class Cycle(Rounds):
     def detach(self) -> None:
         """Remove the fan-out; what remains are the base values."""
         self._hooks.remove()
-        apart = self._parts.sharing.own_gradients or self._fan_out.explores
-        if self._since_sync and apart and self._replicas.size > 1:
+        if self.apart:
             self._announcer.say_once(logging.WARNING, telling.detached_apart(self._since_sync))
         self._fan_out.close()
 
@@ -256,8 +272,14 @@ class Cycle(Rounds):
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
-        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run.
-        After either one rank's state will do for all, but with a horizon that diverges."""
+        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run; that
+        is said once. After either one rank's state will do for all, but with a horizon that diverges."""
+        if self.apart and self._replicas.size > self._replicas.here:  # rows of one process are saved together
+            said = telling.saved_apart(self._since_sync)
+            self._announcer.say_once(logging.WARNING, said, "saved apart")
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {
             "steps": self._steps,
             "round": self._round,

@@ -20,6 +20,7 @@ from hdet.engine.schedule import CoveredSchedule
 from hdet.engine.skips import Skips
 from hdet.engine.sync import record_of
 from hdet.engine.training_loss import TrainingLoss
+from hdet.engine.written import WrittenRates
 from hdet.history import SyncRecord
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas
@@ -38,10 +39,13 @@ class Rounds:
     _policies: list[Policy]
     #: Those that look at the weights between syncs.
     _following: Sequence[Policy]
+    #: Whether replicas diverge or somebody looks at the weights; else it is the plain schedule.
+    _looked_at: bool
     _parts: Parts
     _fan_out: FanOut
     _training_loss: TrainingLoss
     _skips: Skips
+    _written: WrittenRates
     _decide: Decisions
     _announcer: Announcer
     _total_steps: int | None
@@ -52,12 +56,15 @@ class Rounds:
     _sync_at: float
 
     def _forget(self) -> None:
-        """The weights will be others."""
+        """The weights will be others, and so may be the learning rates."""
+        self._written.forget()
         self._parts.converge.forget()
         self._parts.starts.forget()
 
     def _before_step(self) -> None:
         self._replicas.begin(self._caller)
+        if said := self._written.look():
+            self._announcer.say_once(logging.WARNING, f"step {self._steps + 1}: {said}", "written")
         self._parts.starts.look()
         if self._parts.diverges and not self._parts.converge.begun:
             self._parts.converge.begin()  # the round's displacement is counted from here
@@ -75,6 +82,15 @@ class Rounds:
         learning = [policy for policy in self._policies if policy.learns and not ended]
         self._fan_out.assign(self._round, [axis for policy in learning for axis in policy.axes])
         self._look_ahead()
+
+    def _advance(self) -> None:
+        """The schedule moves on; what it leaves is what the next step is to find."""
+        self.schedule.advance()
+        self._note_rates()
+
+    def _note_rates(self) -> None:
+        if self._looked_at and self.schedule.writes:
+            self._written.note()
 
     def _where(self) -> tuple[int, int]:
         return self._steps, self._round
@@ -111,6 +127,8 @@ class Rounds:
             judging = [policy for policy in self._policies if policy.judges(self._steps)]
             gathered = self._parts.sync(*self._where(), self._training_loss, judging)
         self._parts.attendance.narrow()
+        if said := self._written.look_back():
+            self._announcer.say_once(logging.WARNING, f"since the last sync {said}", "written")
         self._since_sync = 0
         predicted = tuple(math.nan for _ in gathered.losses)
         if self._parts.collinear:

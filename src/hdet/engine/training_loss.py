@@ -4,7 +4,8 @@ device."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import torch
@@ -41,6 +42,8 @@ class TrainingLoss:
         self._device_squares: Tensor | None = None
         self._pending: dict[int, Tensor] = {}
         self._storage_is_reused = False
+        #: What was handed over last, without keeping a tensor, and its graph, alive.
+        self._last: Callable[[], object] = _nothing
 
     def add(self, loss: Tensor | SupportsFloat) -> None:
         """Take one loss: a tensor with one element, or anything that ``float()`` takes."""
@@ -57,6 +60,12 @@ class TrainingLoss:
                 raise _not_a_scalar(loss) from None
         self.count += 1
         self._everyone = []
+        self._last = weakref.ref(loss) if isinstance(loss, Tensor) else lambda: loss
+
+    def has_taken(self, loss: object) -> bool:
+        """Whether this very object was the last one that was taken. Where the optimizer has not stepped since
+        it is no other micro-batch: Accelerate steps a scheduler once for every process."""
+        return loss is not None and self._last() is loss
 
     def _take(self, value: float) -> None:
         self._sum += value
@@ -155,6 +164,10 @@ class TrainingLoss:
             squares = losses.to(exact).square().sum()
             self._device_squares = squares if self._device_squares is None else self._device_squares + squares
         self._pending.clear()
+
+
+def _nothing() -> None:
+    """There was none."""
 
 
 def mean_losses(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:

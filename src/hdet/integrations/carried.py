@@ -1,8 +1,8 @@
 """A door in a framework's hands: together before anybody looks at the weights, and saved to go on.
 
 Frameworks save the scheduler of rank 0 and hand it to every rank that resumes. That is the whole run where
-the replicas have just met. Within a round each rank has losses of its own, and of a sharded model each has
-its own shards: there, every rank writes a file beside it.
+the replicas have just met. Within a round a horizon that diverges has a path of its own on each rank, and of
+a sharded model each rank has its own shards: there, every rank writes a file beside it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Carried:
 
     @property
     def _files(self) -> int:
-        ranks: int = self.door.replicas.ranks
-        return ranks if self._within or self.door.replicas.parts > 1 else 0
+        replicas = self.door.replicas
+        return replicas.ranks if replicas.ranks > 1 and (self._within or replicas.parts > 1) else 0
 
     def save_own(self, folder: str | PathLike[str]) -> None:
         """Write this rank's file, where rank 0's state is not everybody's. Every rank calls it."""
@@ -85,7 +85,7 @@ class Carried:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this rank's own state, or rank 0's where there are no others or another number of ranks."""
         own: Mapping[str, Any] = state.get("door", state)  # or a door's own, saved without us
-        if self.folder is not None and state.get("files") == self.door.replicas.ranks > 1:
+        if self.folder is not None and state.get("files") == self.door.replicas.ranks:
             path = self._file(self.folder)
             if not path.exists():
                 raise FileNotFoundError(

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,13 @@ _ASIDE = 8
 #: What a door is given, if it asks for it by name.
 _GIVEN = ("total_steps", "model", "probe")
 
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base  # what it is mixed into
+else:
+    _Base = object
 
-class HDETTrainerMixin:
+
+class HDETTrainerMixin(_Base):
     """For any Trainer: ``class Mine(HDETTrainerMixin, SFTTrainer): ...``.
 
     ``args.learning_rate`` and ``args.lr_scheduler_type`` are not read, but for what the door makes of the
@@ -58,6 +63,9 @@ class HDETTrainerMixin:
             runs are to go on with more ranks, which would set more aside.
     """
 
+    lr_scheduler: Any
+    train_dataset: Any
+
     def __init__(
         self,
         *args: Any,
@@ -72,7 +80,7 @@ class HDETTrainerMixin:
                 f"{self._name}: hdet must be 'auto_lr' or a callable that builds a door, got {hdet!r}; write "
                 "functools.partial(hdet.AutoLR, …)"
             )
-        self._make: Callable[..., Any] = AutoLR if hdet == "auto_lr" else hdet  # type: ignore[assignment]
+        self._make: Callable[..., Any] = AutoLR if hdet == "auto_lr" else hdet
         self._refuse()
         self._set_aside = 0
         self._probe_dataset = probe_dataset
@@ -98,7 +106,7 @@ class HDETTrainerMixin:
         if self.is_deepspeed_enabled:
             raise TypeError(
                 f"{self._name}: the optimizer must be torch's own, whose steps can be followed, and "
-                "DeepSpeed steps flat partitions of its own; use DistributedDataParallel (leave deepspeed out) or fsdp"
+                "DeepSpeed steps flat partitions of its own; leave deepspeed out, or use fsdp instead"
             )
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if plugin is not None and getattr(plugin, "fsdp_version", 1) != 2:
@@ -210,7 +218,7 @@ class HDETTrainerMixin:
         Where losses are divided by the tokens of all ranks, one with more tokens than others would seem to
         have a higher loss: each is told by its own.
         """
-        batches, count = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
+        batches, count = super().get_batch_samples(*args, **kwargs)
         self._losses, self._share = None, 1.0
         if count is not None and self.args.average_tokens_across_devices and self.args.world_size > 1:
             with self._this_rank_alone():
@@ -220,7 +228,7 @@ class HDETTrainerMixin:
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """As the Trainer's; the loss is kept. Its micro-batches add up to that of the step."""
-        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         own = loss.detach()
         self._losses = own if self._losses is None else self._losses + own
         return loss
@@ -235,17 +243,17 @@ class HDETTrainerMixin:
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """At the mean of the replicas."""
         with self._looked_at():
-            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+            return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """At the mean of the replicas."""
         with self._looked_at():
-            return super().predict(*args, **kwargs)  # type: ignore[misc]
+            return super().predict(*args, **kwargs)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """The mean of the replicas; within a checkpoint it comes first, so that optimizer and door follow."""
         with self._looked_at():
-            super().save_model(*args, **kwargs)  # type: ignore[misc]
+            super().save_model(*args, **kwargs)
 
     @contextmanager
     def _looked_at(self) -> Iterator[None]:
@@ -260,15 +268,15 @@ class HDETTrainerMixin:
         # No public name is called on every rank with the folder; rng_state_N.pth are written beside it alike.
         if isinstance(self.lr_scheduler, Carried):
             self.lr_scheduler.save_own(output_dir)
-        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if isinstance(self.lr_scheduler, Carried):
             self.lr_scheduler.folder = None if checkpoint is None else Path(checkpoint)
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        super()._load_optimizer_and_scheduler(checkpoint)
 
 
-class HDETTrainer(HDETTrainerMixin, Trainer):  # type: ignore[misc]
+class HDETTrainer(HDETTrainerMixin, Trainer):
     """A Trainer that needs no learning rate; the arguments are those of both.
 
     Example::
@@ -316,7 +324,7 @@ class _Scheduler(Carried):
             )
 
 
-class _AtTheEnd(TrainerCallback):  # type: ignore[misc]
+class _AtTheEnd(TrainerCallback):
     """However training ends, the replicas are one model then."""
 
     def __init__(self, trainer: Any) -> None:
