@@ -201,13 +201,18 @@ class Search(LRScheduler):
         """The best weights seen so far by the probe; with an honest estimate once they were handed over."""
         return self._handed or self._horizon.incumbent.keeper.best
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the best weights are kept, for :meth:`finish_`."""
+        return self._horizon.incumbent.keeper.keeps
+
     def finish_(self) -> Handed | None:
         """Let the model hold the best weights that were seen, and say what they are worth.
 
         The decayed end, or an earlier window's mean where the probe finds that clearly better. Every rank
         calls it, when training is over. None if nothing was measured: the model stays as it is.
         """
-        if not self._horizon.incumbent.keeper.keeps:
+        if not self.keeps:
             raise ValueError(
                 f"{self._name}.finish_: keep must be 'device' or 'host', got 'off': nothing was kept"
             )

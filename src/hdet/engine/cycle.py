@@ -133,7 +133,8 @@ class Cycle(Rounds):
     @property
     def apart(self) -> bool:
         """Whether the replicas' weights differ now, so that one rank's are not the run's."""
-        return self._parts.diverges and self._since_sync > 0
+        differs = self._parts.sharing.own_gradients or self._fan_out.explores
+        return self._replicas.size > 1 and self._since_sync > 0 and differs
 
     @property
     def steps(self) -> int:
@@ -254,7 +255,7 @@ class Cycle(Rounds):
     def detach(self) -> None:
         """Remove the fan-out; what remains are the base values."""
         self._hooks.remove()
-        if self._apart and self._replicas.size > 1:
+        if self.apart:
             self._announcer.say_once(logging.WARNING, telling.detached_apart(self._since_sync))
         self._fan_out.close()
 
@@ -269,18 +270,11 @@ class Cycle(Rounds):
                 raise
             self._announcer.say(logging.ERROR, f"on the way out: {error}")  # and not instead of its cause
 
-    @property
-    def _apart(self) -> bool:
-        """Whether replicas differ by now, if there are several."""
-        return self._since_sync > 0 and (self._parts.sharing.own_gradients or self._fan_out.explores)
-
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
         sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run; that
         is said once. After either one rank's state will do for all, but with a horizon that diverges."""
-        if (
-            self._apart and self._replicas.size > self._replicas.here
-        ):  # rows of one process are saved together
+        if self.apart and self._replicas.size > self._replicas.here:  # rows of one process are saved together
             said = telling.saved_apart(self._since_sync)
             self._announcer.say_once(logging.WARNING, said, "saved apart")
         return self._state()
