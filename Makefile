@@ -3,14 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The frameworks of others have one of their own: the tests of the package do without them.
+VENV_INTEGRATIONS := .venv-integrations
+READY_INTEGRATIONS := $(VENV_INTEGRATIONS)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-integrations lint clean
 
 demo: $(READY)
 	$(BIN)/hdet demo
 
 test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-integrations: $(READY_INTEGRATIONS)
+	OMP_NUM_THREADS=1 $(VENV_INTEGRATIONS)/bin/python -m pytest -rs tests/integrations
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -22,5 +28,10 @@ $(READY): pyproject.toml constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet --editable '.[cli,dev]' --constraint constraints-cpu.txt
 	touch $@
 
+$(READY_INTEGRATIONS): pyproject.toml constraints-integrations.txt
+	$(PYTHON) -m venv $(VENV_INTEGRATIONS)
+	$(VENV_INTEGRATIONS)/bin/python -m pip install --quiet --editable '.[dev,integrations]' --constraint constraints-integrations.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_INTEGRATIONS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

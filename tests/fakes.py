@@ -18,6 +18,7 @@ class Alike(SoloReplica):
     """Rank r of N; the others say and hold the same as this one. In round 0 its level is z_r."""
 
     def __init__(self, rank: int = 1, size: int = 2) -> None:
+        super().__init__()
         self.rank, self.size = rank, size
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:

@@ -8,7 +8,6 @@ one run, with one window, one probe and one way back, and a factor for each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Literal
 
 from torch.optim import Optimizer
@@ -16,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.arguments import take_optimizers
 from hdet.controllers import HorizonController
+from hdet.history import History
 from hdet.probes import Probe
 from hdet.replicas import ProcessGroup, replicas_of
 from hdet.search import Search
@@ -60,7 +60,8 @@ class AutoLR(Search):
             ``keep="off"``.
         process_group: the replicas; the default group if None, and this process alone without one.
         seed: of the reassignments under a spread.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+            callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
 
     >>> import torch
     >>> weight = torch.nn.Linear(8, 1)
@@ -94,7 +95,7 @@ class AutoLR(Search):
         patience: int | None = 3,
         process_group: ProcessGroup | None = None,
         seed: int = 0,
-        history: str | PathLike[str] | None = None,
+        history: History | None = None,
     ) -> None:
         every = take_optimizers("AutoLR", optimizer)
         model = getattr(probe, "model", None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from typing import Literal
 
 from torch import nn
@@ -18,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.arguments import take_optimizers
 from hdet.controllers import HorizonController, RegressionController
 from hdet.engine.gradients import Gradients
+from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate
 from hdet.policies import Beside, Horizon, InTurn, Policy
 from hdet.probes import Probe
@@ -88,7 +88,7 @@ class AutoTune(Search):
         process_group: ProcessGroup | None = None,
         replicas: Replicas | None = None,
         seed: int = 0,
-        history: str | PathLike[str] | None = None,
+        history: History | None = None,
     ) -> None:
         every = take_optimizers("AutoTune", optimizer)
         _check(explore, regression)

@@ -92,6 +92,7 @@ class BestMean:
 
     def step(self) -> None:
         """Call once after every ``optimizer.step()``. Between windows nothing waits for the device."""
+        self._replicas.begin("BestMean.step")
         if self._mean is None or self._mean_is_new:
             self._begin()
         assert self._mean is not None

@@ -6,7 +6,6 @@ A door to the engine: it chooses the one policy that its arguments describe.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from os import PathLike
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,6 +17,7 @@ from hdet.engine.design import Design
 from hdet.engine.gradients import Gradients
 from hdet.engine.optimizers import unwrapped
 from hdet.engine.schedule import Schedule
+from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate, place_outer
 from hdet.policies import Fixed, Policy, Regression, Vote
 from hdet.probes import Probe
@@ -61,7 +61,8 @@ class Ensemble(Cycle):
         replicas: given instead of ``process_group`` by those who bring their own.
 
         seed: of the reassignments. No global random state is read or written.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+            callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
 
     What the forward pass reads (dropout, label smoothing, temperature) holds this replica's own value while
     training goes on. :meth:`at_base` shows the base values, for an evaluation or a checkpoint;
@@ -99,7 +100,7 @@ class Ensemble(Cycle):
         process_group: ProcessGroup | None = None,
         replicas: Replicas | None = None,
         seed: int = 0,
-        history: str | PathLike[str] | None = None,
+        history: History | None = None,
     ) -> None:
         optimizer = unwrapped("Ensemble", optimizer)
         if isinstance(explore, Explorable) or not isinstance(explore, Iterable):

@@ -7,18 +7,40 @@ record's ``events`` say which it was.
 A line with a ``kind`` is no sync but a note: ``run`` opens a run (what it is, versions, command), ``said`` is
 a warning between syncs, ``end`` and ``handed`` close it. Files of before have none; readers skip kinds that
 they do not know.
+
+Whoever is to hear of a run while it goes on, a tracker say, is told the same lines: a :data:`Listener`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HorizonRecord", "HyperparameterRecord", "SyncRecord", "append", "note", "prepare", "read"]
+__all__ = [
+    "File",
+    "History",
+    "HorizonRecord",
+    "HyperparameterRecord",
+    "Listener",
+    "SyncRecord",
+    "append",
+    "listeners_of",
+    "note",
+    "of_note",
+    "of_sync",
+    "read",
+    "write",
+]
+
+#: Is told every line of a history, as the file would hold it.
+Listener = Callable[[Mapping[str, Any]], object]
+#: Where a history goes: to a file, to a listener, or to several of both.
+History = str | PathLike[str] | Listener | Sequence[str | PathLike[str] | Listener]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +125,70 @@ class SyncRecord:
         return record
 
 
-def prepare(path: str | PathLike[str]) -> str:
-    """Make the file and its folder if need be; what stands in the way, or nothing."""
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(path).open("a", encoding="utf-8"):
-            return ""
-    except OSError as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def append(path: str | PathLike[str], record: SyncRecord, **own: Any) -> None:
-    """Add one record to the end of a history file that :func:`prepare` has made.
+    """Add one record to the end of a history file that :class:`File` has prepared.
 
     ``own`` is what only the writing rank knows (its clock, its memory): it stands in the line, not in the
     record, which is the same on every rank.
     """
-    _write(path, {**asdict(record), **own})
+    write(path, of_sync(record, **own))
 
 
 def note(path: str | PathLike[str], kind: str, **facts: Any) -> None:
-    """Add a line that is no sync. One that opens a run stands by itself even after a line cut short."""
-    torn = kind == "run" and _is_torn(Path(path))
-    _write(path, {"kind": kind, **facts}, before="\n" if torn else "")
+    """Add a line that is no sync."""
+    write(path, of_note(kind, **facts))
+
+
+def of_sync(record: SyncRecord, **own: Any) -> dict[str, Any]:
+    """The line of a sync; what is not finite is None."""
+    line: dict[str, Any] = _finite({**asdict(record), **own})
+    return line
+
+
+def of_note(kind: str, **facts: Any) -> dict[str, Any]:
+    """A line that is no sync; what is not finite is None."""
+    line: dict[str, Any] = _finite({"kind": kind, **facts})
+    return line
+
+
+class File:
+    """A history file, as one of those who listen."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = path
+
+    def prepare(self) -> None:
+        """Make the file and its folder if need be."""
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        with Path(self.path).open("a", encoding="utf-8"):
+            pass
+
+    def __call__(self, line: Mapping[str, Any]) -> None:
+        write(self.path, line)
+
+    def __repr__(self) -> str:
+        return str(self.path)
+
+
+def listeners_of(history: History | None) -> list[Listener]:
+    """Who is told.
+
+    >>> listeners_of(["run.jsonl", print])
+    [run.jsonl, <built-in function print>]
+    """
+    one = isinstance(history, (str, PathLike)) or not isinstance(history, Sequence)
+    listeners: list[Listener] = []
+    for item in [history] if one else history:  # type: ignore[union-attr]
+        if isinstance(item, (str, PathLike)):
+            listeners.append(File(item))
+        elif callable(item):
+            listeners.append(item)
+        elif item is not None:
+            raise TypeError(
+                f"a {type(item).__name__}, which is neither a path nor callable; wrap a tracker: "
+                "hdet.integrations.trackers.Tracker(run)"
+            )
+    return listeners
 
 
 def read(path: str | PathLike[str]) -> list[SyncRecord]:
@@ -148,10 +211,12 @@ def read(path: str | PathLike[str]) -> list[SyncRecord]:
     return records
 
 
-def _write(path: str | PathLike[str], line: dict[str, Any], before: str = "") -> None:
+def write(path: str | PathLike[str], line: Mapping[str, Any]) -> None:
+    """Add a line; one that opens a run stands by itself even after a line cut short."""
+    torn = line.get("kind") == "run" and _is_torn(Path(path))
     # One write of one line: who reads at the same time sees all of it, or a line without an end.
     with Path(path).open("a", encoding="utf-8") as file:
-        file.write(before + json.dumps(_finite(line), allow_nan=False) + "\n")
+        file.write(("\n" if torn else "") + json.dumps(line, allow_nan=False) + "\n")
 
 
 def _is_torn(path: Path) -> bool:

@@ -23,7 +23,6 @@ import inspect
 import logging
 from dataclasses import replace
 from functools import partial
-from os import PathLike
 from typing import Any, Literal, SupportsFloat
 
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ from hdet.engine.agreement import check_sync_every
 from hdet.engine.cycle import Cycle
 from hdet.engine.optimizers import unwrapped
 from hdet.engine.step_hooks import take_over
-from hdet.history import SyncRecord
+from hdet.history import History, SyncRecord
 from hdet.hyperparameters import LearningRate, separate_learning_rates
 from hdet.policies import Fixed, Horizon, Policy, Vote
 from hdet.probes import Probe
@@ -85,7 +84,8 @@ class OneCycleAutoLR(OneCycleLR):
         model: makes buffers known, which are then averaged with the parameters.
         wire: ``"bf16"`` or ``"int8"`` sends what replicas have moved by in half or a quarter of float32's
             bytes, with error feedback (:class:`~hdet.Ensemble`).
-        history: a JSONL file to which rank 0 appends one :class:`~hdet.SyncRecord` per sync.
+        history: a JSONL file to which rank 0 appends one :class:`~hdet.SyncRecord` per sync; or a
+            callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
 
     Example:
         >>> import torch
@@ -138,7 +138,7 @@ class OneCycleAutoLR(OneCycleLR):
         seed: int = 0,
         model: nn.Module | None = None,
         wire: Wire | None = None,
-        history: str | PathLike[str] | None = None,
+        history: History | None = None,
     ) -> None:
         given = dict(locals())
         optimizer = unwrapped("OneCycleAutoLR", optimizer)
@@ -224,6 +224,16 @@ class OneCycleAutoLR(OneCycleLR):
         values: list[float | Tensor] = super().get_lr()
         cycle = self._cycle
         return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
+
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas this process is one of."""
+        return self._engine.replicas
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
+        return self._engine.apart
 
     def converge(self) -> None:
         """Average the replicas now, without ending the round. Every rank must call it."""

@@ -26,7 +26,7 @@ from hdet.engine.design import Design
 from hdet.engine.gradients import Gradients
 from hdet.engine.one_search import OneSearch
 from hdet.engine.optimizers import JointOptimizer, parts_of
-from hdet.history import SyncRecord
+from hdet.history import History, SyncRecord
 from hdet.hyperparameters import LearningRate
 from hdet.policies import Horizon, Policy
 from hdet.policies.verdict import Verdict
@@ -74,7 +74,7 @@ class Search(LRScheduler):
         keep: Where,
         patience: int | None,
         seed: int,
-        history: str | PathLike[str] | None,
+        history: History | None,
         beside: Callable[[Horizon], Sequence[Policy]] = lambda _: (),
         averaged: bool = False,
         gradients: Gradients = "all",
@@ -136,7 +136,7 @@ class Search(LRScheduler):
         groups = self._optimizer.param_groups
         self._groups = len(groups)
         self._found = FoundSchedule(self._groups)
-        self._said_late_group = self._said_finished = False
+        self._said_late_group = False
         self._plain = not any(isinstance(group["lr"], Tensor) for group in groups)
         kinds = " and ".join(type(part).__name__ for part in self.optimizers)
         self._only = OneSearch(self._name, probe.model, kinds)
@@ -154,9 +154,6 @@ class Search(LRScheduler):
         before = self._cycle.steps
         used = self.get_last_lr() if self._plain else []
         descents = self._descents()
-        if self.finished and self.steps != self._budget:
-            self._say_finished()
-            return None
         self._only.step()
         try:
             record = self._cycle.step(loss)
@@ -194,16 +191,6 @@ class Search(LRScheduler):
         )
         self.cooldown(steps)
 
-    def _say_finished(self) -> None:
-        if not self._said_finished:
-            self._said_finished = True
-            logger.warning(
-                "%s.step: training has ended at step %d: the learning rate is zero, and further steps change "
-                "nothing; stop where auto.finished, then call auto.finish_()",
-                self._name,
-                self.steps,
-            )
-
     @property
     def finished(self) -> bool:
         """Whether the run has ended: at ``total_steps``, after a cooldown, or because nothing improved."""
@@ -219,13 +206,18 @@ class Search(LRScheduler):
         """The best weights seen so far by the probe; with an honest estimate once they were handed over."""
         return self._handed or self._horizon.incumbent.keeper.best
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the best weights are kept, for :meth:`finish_`."""
+        return self._horizon.incumbent.keeper.keeps
+
     def finish_(self) -> Handed | None:
         """Let the model hold the best weights that were seen, and say what they are worth.
 
         The decayed end, or an earlier window's mean where the probe finds that clearly better. Every rank
         calls it, when training is over. None if nothing was measured: the model stays as it is.
         """
-        if not self._horizon.incumbent.keeper.keeps:
+        if not self.keeps:
             raise ValueError(
                 f"{self._name}.finish_: keep must be 'device' or 'host', got 'off': nothing was kept"
             )
@@ -303,6 +295,16 @@ class Search(LRScheduler):
         assert isinstance(self._driver, DrawnShape)
         self._shape = self._driver.shape = WarmStableDecay(end, start, height)
         self._cycle.end_at(end)
+
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas this process is one of."""
+        return self._cycle.replicas
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
+        return self._cycle.apart
 
     def converge(self) -> None:
         """Average replicas that diverge (``spread`` above 0) now, without ending the window."""

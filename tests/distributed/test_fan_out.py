@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -187,26 +189,62 @@ def converge_on_demand(rank: int) -> dict[str, Any]:
         model_sync_interval=10,
         model=model,
     )
-    seen, records = {}, []
+    seen, records, together = {}, [], set()
     for step in range(25):
         loss = tasks.train_step(model, optimizer, rank, step)
         records.append(scheduler.step(loss))
         seen[step] = tasks.flat(model)
+        together |= set() if scheduler.apart else {step}
         if step == 13:
             scheduler.converge()
             seen["demand"] = tasks.flat(model)
-    return {"seen": seen, "records": [r for r in records if r]}
+            together |= set() if scheduler.apart else {"demand"}
+    return {"seen": seen, "records": [r for r in records if r], "together": together}
 
 
 def test_converge_on_demand_and_at_the_last_step(ranks: LocalProcesses) -> None:
     a, b = ranks.run(converge_on_demand, size=2)
     equal = {key for key in a["seen"] if torch.equal(a["seen"][key], b["seen"][key])}
-    assert equal == {9, "demand", 19, 24}
+    assert equal == a["together"] == {9, "demand", 19, 24}
     assert [(r.step, r.round) for r in a["records"]] == [(10, 0), (20, 1), (25, 2)]
     for record in a["records"]:
         assert record.weights == ()
         # From the second interval on the predicted distance counts from the last mean, on demand or not.
         assert record.distance_measured == pytest.approx(record.distance_predicted, rel=1e-3)
+
+
+def resumed_from_rank_zero(rank: int, resumed: bool) -> tuple[list[float], torch.Tensor]:
+    """Saved after converge() within a round, and gone on from rank 0's state alone if asked to."""
+
+    def build() -> tuple[Any, Any, Any]:
+        model, optimizer = tasks.build("adamw")
+        options: Any = {"max_lr": 0.05, "total_steps": 30, "ensemble_lr_spread_ratio": SPREAD}
+        options |= {"enable_auto_lr": True, "auto_lr_warmup_steps": 0, "model_sync_interval": 10}
+        return model, optimizer, hdet.OneCycleAutoLR(optimizer, **options, model=model)
+
+    model, optimizer, scheduler = build()
+    rates = []
+    for step in range(30):
+        if scheduler.step(tasks.train_step(model, optimizer, rank, step)) is not None:
+            rates.append(scheduler.get_last_lr()[0])
+        if step == 13:
+            scheduler.converge()
+            parts = [copy.deepcopy(part.state_dict()) for part in (model, optimizer, scheduler)]
+            if resumed:
+                dist.broadcast_object_list(parts, 0)
+                model, optimizer, scheduler = build()
+                for part, saved in zip((model, optimizer, scheduler), parts, strict=True):
+                    part.load_state_dict(saved)
+    return rates, tasks.flat(model)
+
+
+def test_after_converge_the_state_of_one_rank_is_that_of_all(ranks: LocalProcesses) -> None:
+    """The losses of the round so far are every rank's own, and the next decision weighs them."""
+    unbroken = ranks.run(resumed_from_rank_zero, False, size=3)
+    resumed = ranks.run(resumed_from_rank_zero, True, size=3)
+    for (rates, weights), (again, others) in zip(unbroken, resumed, strict=True):
+        assert rates == again
+        assert torch.equal(weights, others)
 
 
 def undone_fan_out(rank: int) -> list[Any]:

@@ -197,3 +197,36 @@ def test_a_part_of_a_gradient_is_not_clipped_by_itself(ranks: LocalProcesses) ->
     for kind, message, _ in ranks.run(clipped, size=4):
         assert kind == "TypeError"
         assert "gradient_clip is taken over the whole gradient" in message
+
+
+def made_too_early(rank: int, meeting: str, door: str) -> Answer:
+    dist.destroy_process_group()
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = hdet.Probe(lambda pair: (model(pair[0]) - pair[1]).square().mean(), [halves(9)] * 8, model=model)
+    run: Any
+    if door == "AutoLR":
+        run = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
+    elif door == "BestMean":
+        run = hdet.BestMean(model, probe)
+    else:
+        run = hdet.OneCycleAutoLR(optimizer, 0.1, 100, ensemble_lr_spread_ratio=0.1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+
+    def train() -> None:
+        optimizer.step()
+        run.step()
+
+    return answer_to(train)
+
+
+@pytest.mark.parametrize("door", ["AutoLR", "OneCycleAutoLR", "BestMean"])
+def test_a_group_that_comes_after_is_refused_at_the_first_step(
+    ranks: LocalProcesses, tmp_path: Any, door: str
+) -> None:
+    """Each rank would take itself for the only one: no fan-out, and decisions of its own."""
+    for kind, words, _ in ranks.run(made_too_early, str(tmp_path / "late"), door, size=2):
+        assert kind == "RuntimeError"
+        assert words.startswith(door)
+        assert "it was made for one process alone, and now there are 2; build it after" in words

@@ -327,14 +327,20 @@ def test_tensor_learning_rates_are_not_read_between_windows(tmp_path: Any) -> No
 # ---------------------------------------------------------------------- schedules
 
 
-def test_wsd_ends_at_zero_and_goes_no_further() -> None:
+def test_wsd_ends_at_zero_and_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
     run = Training().run(200)
     assert run.auto.get_last_lr() == [0.0, 0.0]
     top = run.lrs[150][0]
     assert [lr for lr, _ in run.lrs[150:]] == pytest.approx([top * (50 - k) / 50 for k in range(50)])
     assert searched(run.records)[-1].step == 150, "the search ends where the decay begins"
-    with pytest.raises(ValueError, match=r"step 201 is beyond total_steps=200"):
-        run.run(201)
+    at_the_end = [p.detach().clone() for p in run.model.parameters()]
+    run.run(205)
+    assert run.auto.steps == 200
+    assert all(map(torch.equal, run.model.parameters(), at_the_end))
+    said = [r.getMessage() for r in caplog.records if "the run has ended" in r.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("AutoLR: step: the run has ended at step 200 (total_steps)")
+    assert "the learning rate stays at 0" in said[0]
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -28,7 +28,7 @@ def record(step: int, losses: tuple[float, ...] = (1.0, 2.0)) -> SyncRecord:
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "history.jsonl"
-    assert history.prepare(path) == ""
+    history.File(path).prepare()
     for step in (10, 20):
         history.append(path, record(step))
     assert history.read(path) == [record(10), record(20)]
@@ -51,7 +51,7 @@ def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
 
 def test_notes_are_no_syncs_and_stay_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    history.prepare(path)
+    history.File(path).prepare()
     history.note(path, "run", id="a", lowest=-math.inf)
     history.append(path, record(10), seconds=1.5)
     history.note(path, "a kind of later versions")

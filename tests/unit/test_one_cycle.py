@@ -285,12 +285,22 @@ def test_not_an_optimizer() -> None:
         OneCycleAutoLR(nn.Linear(1, 1), max_lr=0.1, total_steps=3)  # type: ignore[arg-type]
 
 
-def test_steps_beyond_the_end() -> None:
-    weight, scheduler = build(steps=6)
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_a_step_beyond_the_end_stays_there_and_is_said_once(
+    spread: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where OneCycleLR raises: the last step of a long run is no place for it."""
+    weight, scheduler = build(steps=6, ensemble_lr_spread_ratio=spread)
     for _ in range(6):
         take(weight, scheduler)
-    with pytest.raises(ValueError, match="step 7 is beyond total_steps=6"):
+    last = scheduler.get_last_lr()
+    for _ in range(3):
         take(weight, scheduler)
+    assert scheduler.get_last_lr() == last == [group["lr"] for group in scheduler.optimizer.param_groups]
+    assert scheduler.last_epoch == 6
+    (said,) = [r.getMessage() for r in caplog.records if "the run has ended" in r.getMessage()]
+    assert said.startswith("OneCycleAutoLR: step: the run has ended at step 6 (total_steps)")
+    assert f"the learning rate stays at {last[0]:.4g}" in said
 
 
 def test_auto_lr_needs_the_loss_at_once() -> None:

@@ -48,7 +48,7 @@ DOORS = {
     *{"history", "one_cycle"},
     *{"search", "warm_start"},
 }
-LEAVES = {"__main__", "bench", "cli", "demos", "report"}
+LEAVES = {"__main__", "bench", "cli", "demos", "integrations", "report"}
 
 #: Files that know no torch: an equation is read and tested without it.
 PURE = ("controllers/", "engine/design.py", "schedules/shapes.py", "schedules/windows.py", "history.py")

@@ -37,7 +37,7 @@ def agree_on_run(
     optimizer: Optimizer,
     model: nn.Module | None,
     policies: Sequence[Policy],
-    obstacle: str,
+    obstacle: Exception | None,
     settings: Mapping[str, object],
 ) -> dict[str, str]:
     """All ranks run the same thing, on the same layout; none trains where the history cannot be written. What
@@ -45,10 +45,13 @@ def agree_on_run(
     facts = {k: v for policy in policies for k, v in policy.facts().items()}
     facts |= {"explore": repr([policy.explore for policy in policies])}
     facts |= {name: repr(value) for name, value in settings.items()}
-    facts |= {"history": obstacle or "writable"}
+    facts |= {"history": "writable" if obstacle is None else f"{type(obstacle).__name__}: {obstacle}"}
     replicas.agree(caller, {**facts, **describe(optimizer, model)})
-    if obstacle:
-        raise OSError(f"{caller}: history must be a file that can be written, got {obstacle}")
+    if obstacle is not None:
+        raise type(obstacle)(
+            f"{caller}: history must be a file that can be written, a callable that is told every line, or a "
+            f"list of them, got {obstacle}"
+        )
     return facts
 
 

@@ -1,11 +1,11 @@
-"""What a run says of itself: rank 0 logs, once where once is enough, and appends to the history."""
+"""What a run says of itself: rank 0 logs, once where once is enough, and tells its history to a file and to
+whoever else listens."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
 from typing import Any
 
 from torch.optim import Optimizer
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hdet import history as history_file
 from hdet.engine import opening
 from hdet.engine.parts import Parts
-from hdet.history import SyncRecord
+from hdet.history import File, History, Listener, SyncRecord
 from hdet.hyperparameters import GroupLearningRate
 
 __all__ = ["Announcer"]
@@ -27,21 +27,27 @@ class Announcer:
     Args:
         caller: the name that log lines begin with.
         speaks: whether this is the rank that speaks; asked each time, since ranks may change.
-        history: a JSONL file to which records are appended.
+        history: a JSONL file to which records are appended, a listener that is told them, or several.
     """
 
-    def __init__(
-        self, caller: str, *, speaks: Callable[[], bool], history: str | PathLike[str] | None
-    ) -> None:
+    def __init__(self, caller: str, *, speaks: Callable[[], bool], history: History | None) -> None:
         self._caller = caller
         self._speaks = speaks
-        self._history = history
+        self._listeners: list[Listener] = []
         self._said: set[str] = set()
         self._opening: dict[str, Any] | None = None
         self._introduced = False
         self._began, self._in_syncs = time.perf_counter(), 0.0
         #: Why the history cannot be written, if so; files are looked at before ranks compare what they have.
-        self.obstacle = "" if history is None or not speaks() else history_file.prepare(history)
+        self.obstacle: Exception | None = None
+        try:
+            self._listeners = history_file.listeners_of(history)
+            if speaks():
+                for listener in self._listeners:
+                    if isinstance(listener, File):
+                        listener.prepare()
+        except (OSError, TypeError) as error:
+            self.obstacle = error
 
     def introduce(
         self,
@@ -67,7 +73,7 @@ class Announcer:
 
     def note(self, kind: str, **facts: Any) -> None:
         """A line of the history that is no sync."""
-        self._write(lambda path: history_file.note(path, kind, **facts))
+        self._tell(history_file.of_note(kind, **facts))
 
     def say(self, level: int, message: str) -> None:
         """One line of log; what is more than information stands in the history, too."""
@@ -97,18 +103,27 @@ class Announcer:
             "memory_bytes": opening.memory_bytes(),
             "plain": {axis.name: axis.curve for axis in learning_rates},
         }
-        self._write(lambda path: history_file.append(path, record, **own))
+        self._tell(history_file.of_sync(record, **own))
 
-    def _write(self, line: Callable[[str | PathLike[str]], None]) -> None:
-        """A full disk is no reason to stop training, or to fall behind the other ranks."""
-        if self._history is None or not self._speaks():
+    def _tell(self, line: Mapping[str, Any]) -> None:
+        """A full disk or a tracker that fails is no reason to stop training, or to fall behind the others."""
+        if not self._speaks():
             return
-        try:
-            if self._opening is not None:
-                opened, self._opening = self._opening, None
-                history_file.note(self._history, "run", **opened)
-            line(self._history)
-        except OSError as error:
-            if "history" not in self._said:
-                self._said.add("history")
-                logger.warning("%s: the history could not be written: %s", self._caller, error)
+        lines = [line]
+        if self._opening is not None:
+            lines.insert(0, history_file.of_note("run", **self._opening))
+            self._opening = None
+        for listener in self._listeners:
+            try:
+                for each in lines:
+                    listener(each)
+            except Exception as error:
+                if (said := f"history {listener!r}") not in self._said:
+                    self._said.add(said)
+                    logger.warning(
+                        "%s: the history could not be written to %r: %s: %s",
+                        self._caller,
+                        listener,
+                        type(error).__name__,
+                        error,
+                    )

@@ -7,31 +7,28 @@ The cycle knows replicas, hyperparameters and policies only as such. ``Ensemble`
 from __future__ import annotations
 
 import logging
-import math
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.engine import doubts, state, telling
+from hdet.engine import state, telling
 from hdet.engine.agreement import agree_on_run
 from hdet.engine.announce import Announcer
 from hdet.engine.decisions import Decisions
 from hdet.engine.design import Design
-from hdet.engine.divergence import predicted_distances
 from hdet.engine.gradients import Gradients
 from hdet.engine.parts import assemble
+from hdet.engine.rounds import Rounds
 from hdet.engine.schedule import Schedule
 from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
-from hdet.engine.sync import record_of
 from hdet.engine.training_loss import TrainingLoss
-from hdet.history import SyncRecord
+from hdet.engine.written import WrittenRates
+from hdet.history import History, SyncRecord
 from hdet.hyperparameters import separate_learning_rates
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas, Undone
@@ -40,7 +37,7 @@ from hdet.weights.outer import OuterStep
 __all__ = ["Cycle"]
 
 
-class Cycle:
+class Cycle(Rounds):
     """Replicas that diverge in what their policies explore, and are averaged back at every sync.
 
     Args:
@@ -54,7 +51,8 @@ class Cycle:
         design: how values are dealt to replicas; None takes whichever serves the policies best.
         model: makes its buffers known, which are then averaged too.
         seed: of the deals. No global random state is read or written.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+            callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
     """
@@ -72,7 +70,7 @@ class Cycle:
         design: Design | None = None,
         model: nn.Module | None = None,
         seed: int = 0,
-        history: str | PathLike[str] | None = None,
+        history: History | None = None,
         caller: str = "Cycle",
         first_step: int = 0,
     ) -> None:
@@ -108,25 +106,35 @@ class Cycle:
         self._following = [policy for policy in policies if policy.follows_weights]
         self._looked_at = parts.diverges or bool(self._following)
         self._skips = Skips(heeded=self._looked_at and not parts.sharing.own_gradients)
-        #: How many steps ago those were that this call of :meth:`step` has taken back.
-        self.taken_back: list[int] = []
-        #: Steps since the replicas were one model.
+        self._written = WrittenRates(optimizer)
+        self.taken_back = []
         self._since_sync = 0
         self._decide = Decisions(self._policies, parts.fan_out, parts.sharing, parts.attendance)
-        self._steps: int = first_step
         self.resume_at(first_step)
         before, detach = self._before_step if self._looked_at else None, weakref.WeakMethod(self.detach)
         self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
         self.note = self._announcer.note
-        replicas.carry(caller, self.load_state_dict, self.state_dict)
+        self._note_rates()
+        replicas.carry(caller, self.load_state_dict, self._state)
 
     # ------------------------------------------------------------------ what a user sees
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Torch's own, beneath whatever wrapped it."""
+        return self._optimizer
 
     @property
     def replicas(self) -> Replicas:
         """The replicas this process is one of."""
         return self._replicas
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
+        differs = self._parts.sharing.own_gradients or self._fan_out.explores
+        return self._replicas.size > 1 and self._since_sync > 0 and differs
 
     @property
     def steps(self) -> int:
@@ -157,10 +165,10 @@ class Cycle:
         self.taken_back = []
         if self._looked_at:
             self._hooks.check(self._caller, self._announcer, strict=bool(self._following))
-        if loss is not None:
-            self._training_loss.add(loss)
-        elif self._needs_loss:
+        if loss is None and self._needs_loss:
             raise telling.without_loss(self._caller)
+        if loss is not None and (self._hooks.stepped or not self._training_loss.has_taken(loss)):
+            self._training_loss.add(loss)
         # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
         if not self._hooks.stepped and self._looked_at:
             counts = self._parts.sharing.own_gradients
@@ -168,7 +176,8 @@ class Cycle:
             if not counts:
                 return None
         if self._steps == self._total_steps:
-            raise telling.beyond_the_end(self._caller, self._steps + 1, self._total_steps)
+            self._stay_at_the_end()
+            return None
         self._hooks.count()
         self._steps += 1
         self._since_sync += 1
@@ -192,12 +201,19 @@ class Cycle:
             self._miss()
             raise
         finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
-            self.schedule.advance()
+            self._advance()
         if self._steps == self._total_steps:
             for trouble in filter(None, (policy.check_end() for policy in self._policies)):
                 self._announcer.say(logging.ERROR, trouble)
             self.note("end", step=self._steps)
         return record
+
+    def _stay_at_the_end(self) -> None:
+        self._hooks.forget()
+        self._since_sync += self._parts.sharing.own_gradients
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        said = telling.beyond_the_end(self._steps, lr, apart=self._parts.sharing.own_gradients)
+        self._announcer.say_once(logging.WARNING, said, "beyond the end")
 
     def converge(self) -> None:
         """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
@@ -209,6 +225,7 @@ class Cycle:
             self._parts.converge.begin()  # on a rank, too, whose every step was skipped so far
         with self._fan_out.at_base(), self._parts.attendance.meeting("converge", self._where):
             _, events = self._parts.sync.average(self._training_loss, ends_round=False)
+            self._training_loss.meet(self._replicas)
         self._since_sync = 0
         for event in events:
             self._announcer.say(logging.WARNING, event)
@@ -238,8 +255,7 @@ class Cycle:
     def detach(self) -> None:
         """Remove the fan-out; what remains are the base values."""
         self._hooks.remove()
-        apart = self._parts.sharing.own_gradients or self._fan_out.explores
-        if self._since_sync and apart and self._replicas.size > 1:
+        if self.apart:
             self._announcer.say_once(logging.WARNING, telling.detached_apart(self._since_sync))
         self._fan_out.close()
 
@@ -256,7 +272,14 @@ class Cycle:
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
-        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run."""
+        sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run; that
+        is said once. After either one rank's state will do for all, but with a horizon that diverges."""
+        if self.apart and self._replicas.size > self._replicas.here:  # rows of one process are saved together
+            said = telling.saved_apart(self._since_sync)
+            self._announcer.say_once(logging.WARNING, said, "saved apart")
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {
             "steps": self._steps,
             "round": self._round,
@@ -272,8 +295,9 @@ class Cycle:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own:
-        they count if every rank resumes from its own state, and for none if all resume from one rank's."""
+        """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own,
+        unless :meth:`converge` has just told them to all: they count if every rank resumes from its own state
+        or such a one, and for none otherwise."""
         axes = self._fan_out.axes
         state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
         state.check_part(self._caller, self._replicas, saved)
@@ -289,7 +313,7 @@ class Cycle:
             self._policies[policy].start(self._steps)
             if of_policy is not None:
                 self._policies[policy].load_state_dict(of_policy)
-        self._training_loss.load_state_dict(saved["loss"], self._replicas.place)
+        self._training_loss.load_state_dict(saved["loss"], self._replicas.place, self._replicas.ranks)
         self._forget()
         state.load_outer(self._parts.converge.outer, saved)
         self._hooks.forget()  # a step taken before is another run's
@@ -306,88 +330,3 @@ class Cycle:
         self._forget()
         state.load_skips(self._skips, self.schedule, {})
         self._begin_round()
-
-    # ------------------------------------------------------------------ a round
-
-    def _forget(self) -> None:
-        """The weights will be others."""
-        self._parts.converge.forget()
-        self._parts.starts.forget()
-
-    def _before_step(self) -> None:
-        self._parts.starts.look()
-        if self._parts.diverges and not self._parts.converge.begun:
-            self._parts.converge.begin()  # the round's displacement is counted from here
-        for policy in self._following:
-            policy.before_step()
-
-    def _begin_round(self, joined: int | None = None) -> None:
-        """Eq. 9: who explores what. What is not learnt any more, nobody explores; nor does a replica that
-        joins a round which was dealt to ``joined`` arms."""
-        sharing = self._parts.sharing
-        seat = (sharing.arms, sharing.arm) if joined is None else (joined, None)
-        if trouble := self._fan_out.seat(*seat):
-            self._announcer.say(logging.WARNING, f"step {self._steps}: {trouble}")
-        ended = self._steps == self._total_steps
-        learning = [policy for policy in self._policies if policy.learns and not ended]
-        self._fan_out.assign(self._round, [axis for policy in learning for axis in policy.axes])
-        self._look_ahead()
-
-    def _where(self) -> tuple[int, int]:
-        return self._steps, self._round
-
-    def _miss(self) -> None:
-        for policy in self._policies:
-            policy.missed(self._steps)
-        self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        """The next sync: at the first window that ends, and where replicas diverge at the last step."""
-        ends = [policy.window_end for policy in self._policies if policy.window_end is not None]
-        if self._parts.diverges and self._total_steps is not None:
-            ends.append(self._total_steps)
-        self._sync_at = min(ends, default=math.inf)
-
-    def _due(self) -> bool:
-        """Whether a window has ended, by the steps that were taken: what a fused optimizer skipped is known
-        now and taken back, so the window goes on for as many. The schedule, which has run on, waits."""
-        if self._steps < self._sync_at and self._steps != self._total_steps:
-            return False
-        self.taken_back = self._skips.take(self._caller, self._replicas, self._announcer)
-        if count := len(self.taken_back):
-            self._steps -= count
-            self._since_sync -= count
-            self.schedule.waits += count
-            for policy in self._following:
-                policy.recounted(self._steps)
-        return self._steps >= self._sync_at
-
-    # ------------------------------------------------------------------ converge, decide, deal anew
-
-    def _sync(self) -> SyncRecord:
-        began = time.perf_counter()
-        with self._parts.attendance.meeting("sync", self._where):
-            judging = [policy for policy in self._policies if policy.judges(self._steps)]
-            gathered = self._parts.sync(*self._where(), self._training_loss, judging)
-        self._parts.attendance.narrow()
-        self._since_sync = 0
-        predicted = tuple(math.nan for _ in gathered.losses)
-        if self._parts.collinear:
-            predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
-        odd = self._parts.watch(self._steps, gathered, predicted)
-        odd |= doubts.overwritten(self._fan_out.axes) if self._parts.diverges else {}
-        self._fan_out.stand_down()
-        decided = self._decide(self._steps, self._total_steps, judging, gathered)
-        if decided.went_back:
-            self._parts.converge.went_back(diverges=self._parts.diverges)
-        self.schedule.look()
-        for kind, doubt in odd.items():
-            self._announcer.say_once(logging.WARNING, doubt, kind)
-        events = [*gathered.odd, *decided.events]
-        told = (*dict.fromkeys(events), *odd.values())
-        record = record_of(*self._where(), gathered, predicted, decided, told, time.perf_counter() - began)
-        self._round += 1
-        self._begin_round()
-        self._training_loss.reset()
-        self._announcer.publish(record, events, self._fan_out.learning_rates)
-        return record

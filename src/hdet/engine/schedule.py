@@ -44,6 +44,7 @@ class CoveredSchedule:
                 f"{caller}: schedule must step without a metric, got ReduceLROnPlateau; step it yourself and "
                 "leave schedule=None"
             )
+        self._given = schedule is not None
         self._step = schedule.step if schedule is not None else _stay
         self._covers_itself = getattr(schedule, "covers_itself", False)
         self._learning_rates = learning_rates
@@ -52,6 +53,11 @@ class CoveredSchedule:
         #: So many steps were taken back for which it has stepped: it stays where it is for as many.
         self.waits = 0
         self.look()
+
+    @property
+    def writes(self) -> bool:
+        """Whether ``group["lr"]`` is ours to write, and nobody else's."""
+        return self._given or self.moved
 
     def look(self) -> None:
         """See whether a policy has moved a learning rate."""

@@ -172,7 +172,8 @@ class StepHooks:
             "it counts all the same, so that ranks stay together; when accumulating, call it once for each "
             "optimizer step"
             if counts
-            else "taken for gradient accumulation or a skipped step, the schedule waits"
+            else "taken for gradient accumulation, a skipped step, or a framework that steps schedulers once "
+            "for every process (Accelerate); the schedule waits"
         )
         announcer.say_once(
             logging.WARNING,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["beyond_the_end", "detached_apart", "without_loss"]
+__all__ = ["beyond_the_end", "detached_apart", "saved_apart", "without_loss"]
 
 
 def without_loss(caller: str) -> ValueError:
@@ -13,10 +13,21 @@ def without_loss(caller: str) -> ValueError:
     )
 
 
-def beyond_the_end(caller: str, step: int, total_steps: int) -> ValueError:
-    """The run is over."""
-    return ValueError(
-        f"{caller}.step: step {step} is beyond total_steps={total_steps}; raise total_steps or stop training"
+def beyond_the_end(steps: int, lr: float, *, apart: bool) -> str:
+    """The run is over, and somebody trains on: to raise would be to lose a run in its last step."""
+    said = (
+        f"step: the run has ended at step {steps} (total_steps), and the optimizer steps on: the learning "
+        f"rate stays at {lr:.4g}, and no further step is counted; stop training there, or raise total_steps"
+    )
+    own = "; replicas on gradients of their own are not averaged any more: call converge() when you stop"
+    return said + own * apart
+
+
+def saved_apart(steps: int) -> str:
+    """A state is saved whose weights are one replica's."""
+    return (
+        f"state_dict: called {steps} steps after the last sync: the replicas' weights differ, and what is "
+        "saved beside it is one replica's; call converge() on every rank first, or save every rank's own"
     )
 
 

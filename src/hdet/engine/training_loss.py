@@ -4,13 +4,15 @@ device."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
 
 from hdet.policies.base import Sample
+from hdet.replicas import Replicas
 
 __all__ = ["TrainingLoss", "mean_losses", "sample_of"]
 
@@ -31,6 +33,8 @@ class TrainingLoss:
         self.count = 0
         self._replicas = replicas
         self.restored: tuple[float | Tensor, int] = (0.0, 0)
+        #: Sum and count of every rank, where all have told them since the last loss.
+        self._everyone: list[list[float]] = []
         self._sum: float | Tensor = 0.0
         self._device_sum: Tensor | None = None
         #: Of the squares, for one replica; what was before a resume is not known.
@@ -38,6 +42,8 @@ class TrainingLoss:
         self._device_squares: Tensor | None = None
         self._pending: dict[int, Tensor] = {}
         self._storage_is_reused = False
+        #: What was handed over last, without keeping a tensor, and its graph, alive.
+        self._last: Callable[[], object] = _nothing
 
     def add(self, loss: Tensor | SupportsFloat) -> None:
         """Take one loss: a tensor with one element, or anything that ``float()`` takes."""
@@ -53,6 +59,13 @@ class TrainingLoss:
             except RuntimeError:
                 raise _not_a_scalar(loss) from None
         self.count += 1
+        self._everyone = []
+        self._last = weakref.ref(loss) if isinstance(loss, Tensor) else lambda: loss
+
+    def has_taken(self, loss: object) -> bool:
+        """Whether this very object was the last one that was taken. Where the optimizer has not stepped since
+        it is no other micro-batch: Accelerate steps a scheduler once for every process."""
+        return loss is not None and self._last() is loss
 
     def _take(self, value: float) -> None:
         self._sum += value
@@ -94,12 +107,23 @@ class TrainingLoss:
         total = self.total()
         return [float(value) for value in total] if isinstance(total, Tensor) else total
 
-    def state_dict(self, rank: int) -> dict[str, Any]:
-        """The sum of an unfinished round, and whose it is."""
-        return {"rank": rank, "sum": self.state(), "count": self.count}
+    def meet(self, replicas: Replicas) -> None:
+        """Learn what the others have seen: until the next loss, the state of one rank is that of all."""
+        if replicas.size > 1 and not replicas.elastic and self._replicas == 1:
+            self._everyone = replicas.gather_ranks([self.total(), float(self.count)])
 
-    def load_state_dict(self, saved: Mapping[str, Any], rank: int) -> None:
+    def state_dict(self, rank: int) -> dict[str, Any]:
+        """The sum of an unfinished round, and whose it is; where all have met, those of all ranks."""
+        everyone = {"everyone": [(total, int(count)) for total, count in self._everyone]}
+        own = {"rank": rank, "sum": self.state(), "count": self.count}
+        return {**own, **(everyone if self._everyone else {})}
+
+    def load_state_dict(self, saved: Mapping[str, Any], rank: int, ranks: int) -> None:
         """Take up an interrupted round, if it was this rank's; else begin one."""
+        everyone = saved.get("everyone", ())
+        if len(everyone) == ranks:
+            self.reset(everyone[rank])
+            return
         replicas = len(saved["sum"]) if isinstance(saved["sum"], list) else 1
         own = saved["rank"] == rank and replicas == self._replicas
         self.reset((saved["sum"], saved["count"]) if own else (0.0, 0))
@@ -107,6 +131,7 @@ class TrainingLoss:
     def reset(self, restored: tuple[float | list[float], int] = (0.0, 0)) -> None:
         """Begin a round, or take up an interrupted one: sum and count of the losses before it."""
         before, self.count = restored
+        self._everyone = []
         self._sum = torch.tensor(before, dtype=torch.float64) if isinstance(before, list) else before
         self.restored = (self._sum, self.count)
         self._squares = 0.0
@@ -139,6 +164,10 @@ class TrainingLoss:
             squares = losses.to(exact).square().sum()
             self._device_squares = squares if self._device_squares is None else self._device_squares + squares
         self._pending.clear()
+
+
+def _nothing() -> None:
+    """There was none."""
 
 
 def mean_losses(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:

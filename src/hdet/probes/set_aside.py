@@ -79,6 +79,13 @@ def split_loader(loader: DataLoader[Any], batches: int, seed: int) -> tuple[list
     return list(aside), DataLoader(others, sampler=_sampler_over(others, sampler), **settings)
 
 
+#: Frameworks hand back loaders of a kind of their own.
+_PREPARED = (
+    "call set_aside before prepare (Accelerate's) or prepare_data_loader (Ray's), and prepare what it "
+    "returns; or "
+)
+
+
 def _refuse_custom(loader: DataLoader[Any]) -> None:
     """A loader with parts that are not torch's own cannot be rebuilt over fewer samples from outside."""
     odd: list[object] = []
@@ -92,7 +99,8 @@ def _refuse_custom(loader: DataLoader[Any]) -> None:
         raise TypeError(
             "Probe.set_aside: loader must be a torch DataLoader with batch_size= and a RandomSampler, "
             f"SequentialSampler or DistributedSampler, got {' with '.join(type(o).__name__ for o in odd)}; "
-            "split the dataset yourself and give the held-out part to Probe(loss_fn, batches, model=model)"
+            f"{'' if type(loader) is DataLoader else _PREPARED}split the dataset yourself and give the "
+            "held-out part to Probe(loss_fn, batches, model=model)"
         )
 
 

@@ -104,6 +104,9 @@ class Replicas(ABC):
         Integer buffers cannot be averaged: they become their maximum, and a difference is reported.
         """
 
+    def begin(self, caller: str) -> None:  # noqa: B027 — most were told who they are
+        """The first step is about to be taken. Raises RuntimeError where others are there by now."""
+
     @property
     def several(self) -> bool:
         """Whether there are others, or may be."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from hdet.replicas.base import Replicas
 from hdet.replicas.layout import Layout, layout_of
 from hdet.replicas.process import PATIENCE, ProcessReplicas
-from hdet.replicas.refusals import refuse_overlap, refuse_unknown_shards
+from hdet.replicas.refusals import refuse_missing_group, refuse_overlap, refuse_unknown_shards
 from hdet.replicas.sharded import ShardedReplicas
 from hdet.replicas.solo import SoloReplica
 from hdet.replicas.stacked.optimizer import StackedOptimizer
@@ -75,7 +75,8 @@ def find_replicas(
                 f"{caller}: process_group was given, but torch.distributed is not initialised; call "
                 "init_process_group first"
             )
-        return SoloReplica()
+        refuse_missing_group(caller)
+        return SoloReplica(found=True)
     every = list(parameters)
     device = device or (torch.device(every[0].device) if every else torch.device("cpu"))
     replicas = ProcessReplicas(process_group, device)

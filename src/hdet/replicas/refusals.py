@@ -5,7 +5,8 @@ Nothing here imports a sharding library: if its user has not, nothing can be sha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,10 +20,40 @@ __all__ = [
     "is_wired",
     "refuse_divergence",
     "refuse_flat_gradients",
+    "refuse_late_group",
+    "refuse_missing_group",
     "refuse_overlap",
     "refuse_unknown_shards",
     "refuse_wiring",
 ]
+
+
+#: Where a framework has made its process group.
+_AFTER = (
+    "after torch.distributed.init_process_group (Transformers: after TrainingArguments; Accelerate: after "
+    "Accelerator(); Lightning: in configure_optimizers)"
+)
+
+
+def refuse_missing_group(caller: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise RuntimeError where a launcher has started several processes that have not met yet: each would
+    take itself for the only one, explore nothing and decide alone."""
+    told = environment.get("WORLD_SIZE", "")
+    if told.isdecimal() and int(told) > 1:
+        raise RuntimeError(
+            f"{caller}: the process group must exist before it is made, and WORLD_SIZE={told} says that "
+            f"{told} processes train together, but torch.distributed is not initialised; build it {_AFTER}. "
+            "To train each process by itself, take WORLD_SIZE out of os.environ first"
+        )
+
+
+def refuse_late_group(caller: str) -> None:
+    """Raise RuntimeError where a process that was found alone has met others before its first step."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise RuntimeError(
+            f"{caller}: the process group must exist before it is made; it was made for one process alone, "
+            f"and now there are {dist.get_world_size()}; build it {_AFTER}"
+        )
 
 
 def refuse_unknown_shards(caller: str, parameters: Iterable[Tensor], model: nn.Module | None) -> None:

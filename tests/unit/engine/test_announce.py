@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -50,3 +51,38 @@ def test_a_history_that_cannot_be_written_later_does_not_stop_training(
         optimizer.step()
         assert ensemble.step() is not None
     assert sum("history could not be written" in r.getMessage() for r in caplog.records) == 1
+
+
+def steps(ensemble: hdet.Ensemble, optimizer: torch.optim.Optimizer, count: int) -> None:
+    for _ in range(count):
+        optimizer.step()
+        ensemble.step()
+
+
+def test_who_listens_is_told_what_the_file_holds(tmp_path: Any) -> None:
+    path, told = tmp_path / "history.jsonl", []
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    steps(hdet.Ensemble(optimizer, sync_every=2, history=[path, told.append]), optimizer, 4)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("kind") for line in lines][:2] == ["run", None]
+    assert json.loads(json.dumps(told)) == lines
+
+
+def test_a_listener_that_fails_is_said_once_and_the_others_are_told(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(line: Any) -> None:
+        raise RuntimeError("no network")
+
+    path = tmp_path / "history.jsonl"
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    steps(hdet.Ensemble(optimizer, sync_every=1, history=[fails, path]), optimizer, 3)
+    assert len(hdet.history.read(path)) == 3
+    (said,) = (r.getMessage() for r in caplog.records if "history" in r.getMessage())
+    assert "RuntimeError: no network" in said
+
+
+def test_a_tracker_that_is_not_wrapped_is_refused() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(TypeError, match=r"got a object, which is neither.*Tracker\(run\)"):
+        hdet.Ensemble(optimizer, history=[object()])

@@ -174,8 +174,61 @@ def test_a_state_goes_on_where_it_was() -> None:
     assert [record.step for _ in range(4) if (record := step())] == [5]
 
 
-def test_no_step_beyond_the_last() -> None:
-    step, _ = build(Scribe("a", 2, []), total_steps=3)
+def test_no_step_beyond_the_last_is_counted() -> None:
+    said: list[str] = []
+    step, cycle = build(Scribe("a", 2, said), total_steps=3)
     step(), step(), step()
-    with pytest.raises(ValueError, match=r"Cycle.step: step 4 is beyond total_steps=3"):
-        step()
+    said.clear()
+    assert [step(), step()] == [None, None]
+    assert cycle.steps == 3
+    assert "a after" not in said
+
+
+def test_a_call_after_the_last_step_that_follows_no_other_is_no_step_beyond_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A framework that steps once for every process ends with one."""
+    _, cycle = build(Scribe("a", 2, []), total_steps=3)
+    cycle.replicas.rank = 0  # the one that speaks
+    weight = cycle.optimizer.param_groups[0]["params"][0]
+    for _ in range(3):
+        weight.grad = torch.ones(2)
+        cycle.optimizer.step()
+        cycle.step(), cycle.step()
+    assert not any("the run has ended" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("at", "size", "spread", "times"), [(7, 2, 0.5, 1), (10, 2, 0.5, 0), (7, 1, 0.5, 0), (7, 2, 0.0, 0)]
+)
+def test_a_state_of_replicas_that_differ_is_said_once(
+    at: int, size: int, spread: float, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    explore = [hdet.LearningRate(spread=spread)]
+    ensemble = hdet.Ensemble(optimizer, explore, sync_every=5, replicas=Alike(0, size))
+    for _ in range(at):
+        optimizer.step()
+        ensemble.step(1.0)
+    for _ in range(2):
+        ensemble.state_dict()
+    said = [r.getMessage() for r in caplog.records if "state_dict: called" in r.getMessage()]
+    assert len(said) == times
+    assert all(
+        "2 steps after the last sync" in one and "call converge() on every rank" in one for one in said
+    )
+    ensemble.converge()
+    ensemble.state_dict()
+    assert len([r for r in caplog.records if "state_dict: called" in r.getMessage()]) == times
+
+
+def test_rows_of_one_process_are_saved_together(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(3, 1)
+    stacked = hdet.StackedReplicas(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    ensemble = hdet.Ensemble(stacked.optimizer, sync_every=5)
+    losses = stacked.losses(lambda m, batch: m(batch).square().mean(), torch.randn(4, 3))
+    stacked.backward(losses)
+    stacked.optimizer.step()
+    ensemble.step(losses)
+    ensemble.state_dict()
+    assert not any("state_dict: called" in r.getMessage() for r in caplog.records)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
+import weakref
 from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+import hdet
 from hdet.engine.training_loss import TrainingLoss, mean_losses, sample_of
+from tests.fakes import Alike
 
 
 def mean(signal: TrainingLoss) -> float:
@@ -89,3 +92,46 @@ def test_the_graph_is_not_kept() -> None:
     loss = elsewhere(torch.ones((), requires_grad=True) * 2)
     signal.add(loss)
     assert all(kept.grad_fn is None for kept in signal._pending.values())
+
+
+@pytest.mark.parametrize("kind", ["tensor", "float"])
+@pytest.mark.parametrize("calls", [1, 2, 4])
+def test_who_steps_a_scheduler_once_for_every_process_hands_over_one_loss(kind: str, calls: int) -> None:
+    """As Accelerate does: the calls after the one that counts bring the same loss again, and the one that
+    follows a sync would bring it into the next round."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=5, replicas=Alike(rank=0))
+    means = []
+    for step in range(10):
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        loss = 1.0 + step if kind == "float" else torch.tensor(1.0 + step)
+        records = [ensemble.step(loss) for _ in range(calls)]
+        means += [record.losses[0] for record in records if record]
+    assert means == [3.0, 8.0]
+
+
+def test_every_micro_batch_brings_a_loss_of_its_own() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=3, replicas=Alike(rank=0))
+    means = []
+    for micro in range(12):
+        loss = torch.tensor(float(micro))
+        if micro % 2:
+            weight.grad = torch.ones(2)
+            optimizer.step()
+        record = ensemble.step(loss)
+        del loss  # the next one may lie where it lay
+        means += [record.losses[0]] if record else []
+    assert means == [2.5, 8.5]
+
+
+def test_a_loss_is_not_kept_alive() -> None:
+    taken = TrainingLoss()
+    loss = torch.ones((), requires_grad=True) * 2
+    alive = weakref.ref(loss)
+    taken.add(loss)
+    del loss
+    assert alive() is None
