@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hdet.ensemble import Ensemble
     from hdet.finder import Found, find
     from hdet.guard import Guard
-    from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
+    from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord, read_history
     from hdet.hyperparameters import (
         Betas,
         Dropout,
@@ -52,6 +52,7 @@ _HOMES = {
     "HorizonRecord": "history",
     "HyperparameterRecord": "history",
     "SyncRecord": "history",
+    "read_history": "history",
     "Betas": "hyperparameters",
     "Dropout": "hyperparameters",
     "GradientClip": "hyperparameters",
@@ -105,6 +106,7 @@ __all__ = [
     "WeightDecay",
     "__version__",
     "find",
+    "read_history",
     "replay",
     "warm_start_",
 ]

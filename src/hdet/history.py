@@ -4,9 +4,9 @@ The file is plain JSONL: append-only, readable while the run goes on, and whole 
 after a crash. JSON has no NaN, so a number that is not finite is written as null and read as NaN; the
 record's ``events`` say which it was.
 
-A line with a ``kind`` is no sync but a note: ``run`` opens a run (what it is, versions, command), ``said`` is
-a warning between syncs, ``end`` and ``handed`` close it. Files of before have none; readers skip kinds that
-they do not know.
+A line with a ``kind`` is no sync but a note: ``run`` opens a run (what it is, versions, command; where it
+resumes another, at which step), ``said`` is a warning between syncs, ``lost`` counts lines that could not be
+written, ``end`` and ``handed`` close it. Files of before have none; readers skip kinds that they do not know.
 
 Whoever is to hear of a run while it goes on, a tracker say, is told the same lines: a :data:`Listener`.
 """
@@ -29,14 +29,18 @@ __all__ = [
     "Listener",
     "SyncRecord",
     "append",
+    "cut_torn_tail",
     "listeners_of",
     "note",
     "of_note",
     "of_sync",
     "read",
+    "read_history",
     "write",
 ]
 
+#: So many bytes at a time are searched for the end of the last whole line.
+_LOOK_BACK = 1 << 16
 #: Is told every line of a history, as the file would hold it.
 Listener = Callable[[Mapping[str, Any]], object]
 #: Where a history goes: to a file, to a listener, or to several of both.
@@ -158,7 +162,8 @@ class File:
         self.path = path
 
     def prepare(self) -> None:
-        """Make the file and its folder if need be."""
+        """Make the file and its folder if need be, and take away what a crash has left of a line."""
+        cut_torn_tail(self.path)
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         with Path(self.path).open("a", encoding="utf-8"):
             pass
@@ -191,41 +196,64 @@ def listeners_of(history: History | None) -> list[Listener]:
     return listeners
 
 
-def read(path: str | PathLike[str]) -> list[SyncRecord]:
+def read_history(path: str | PathLike[str], *, superseded: bool = False) -> list[SyncRecord]:
     """All syncs of a history file, in order; notes, and lines that a crash cut short, are left out.
 
-    A crash cuts the last line of the file, or the last before a run that went on in the same file.
+    Where a run went on from an earlier step than it had come to, the syncs beyond that step were taken again:
+    ``superseded`` gives those, too. A crash cuts the last line of the file, or the last before a run that
+    went on in the same file; any other line that is no record raises ValueError, with its number.
     """
-    text = Path(path).read_text(encoding="utf-8")
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
     lines = text[: text.rfind("\n") + 1].split("\n")[:-1]
-    records = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    records: list[SyncRecord] = []
+    for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=False), start=1):
         try:
             raw = json.loads(line)
-        except json.JSONDecodeError:
-            if not following.startswith('{"kind": "run"'):
-                raise
-            continue
-        if "kind" not in raw:
-            records.append(SyncRecord.from_json(line))
+            resumed = raw.get("resumed_at") if "kind" in raw else None
+            if "kind" not in raw:
+                records.append(SyncRecord.from_json(line))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if following.startswith('{"kind": "run"'):  # a crash cut it
+                continue
+            raise ValueError(
+                f"read_history: every line must be a record, and line {number} of {str(path)!r} is none "
+                f"({type(error).__name__}: {error}); take it out"
+            ) from error
+        if isinstance(resumed, int) and not superseded:
+            records = [record for record in records if record.step <= resumed]
     return records
 
 
+#: Within this room's own name: ``hdet.history.read(path)``.
+read = read_history
+
+
 def write(path: str | PathLike[str], line: Mapping[str, Any]) -> None:
-    """Add a line; one that opens a run stands by itself even after a line cut short."""
-    torn = line.get("kind") == "run" and _is_torn(Path(path))
+    """Add a line. What a crash, or a full disk, has left of one before is cut off first."""
+    cut_torn_tail(path)
     # One write of one line: who reads at the same time sees all of it, or a line without an end.
     with Path(path).open("a", encoding="utf-8") as file:
-        file.write(("\n" if torn else "") + json.dumps(line, allow_nan=False) + "\n")
+        file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def _is_torn(path: Path) -> bool:
-    """Whether the file's last line has no end."""
-    with path.open("rb") as file:
-        if not file.seek(0, 2):
-            return False
-        file.seek(-1, 2)
-        return file.read(1) != b"\n"
+def cut_torn_tail(path: str | PathLike[str]) -> int:
+    """Take away what stands behind the last whole line; how many bytes that was."""
+    try:
+        with Path(path).open("r+b") as file:
+            size = end = file.seek(0, 2)
+            while end:
+                begin = max(0, end - _LOOK_BACK)
+                file.seek(begin)
+                found = file.read(end - begin).rfind(b"\n")
+                if found >= 0:
+                    end = begin + found + 1
+                    break
+                end = begin
+            if end < size:
+                file.truncate(end)
+            return size - end
+    except FileNotFoundError:
+        return 0
 
 
 def _finite(value: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import hdet
 from hdet import HyperparameterRecord, SyncRecord, history
 
 
@@ -76,8 +77,43 @@ def test_a_line_that_no_crash_explains_is_not_passed_over(tmp_path: Path) -> Non
     path = tmp_path / "history.jsonl"
     path.write_text("not a record\n")
     history.append(path, record(10))
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(ValueError, match=r"read_history: every line must be a record, and line 1 of"):
         history.read(path)
+
+
+@pytest.mark.parametrize("line", ['{"step": 3}', "[]", "3", '{"step": 1, "hyperparameters": 7}', "[" * 5000])
+def test_a_line_that_lacks_something_is_named_by_its_number(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "history.jsonl"
+    history.append(path, record(10))
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ValueError, match="line 2 of"):
+        hdet.read_history(path)
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"kind": "run", "id"', b"\xff\xfe", b"x" * 200_000])
+def test_a_torn_tail_is_cut_before_the_next_line(tmp_path: Path, torn: bytes) -> None:
+    """After a crash, and after a disk that was full for a while: the next record stands by itself."""
+    path = tmp_path / "history.jsonl"
+    for before in (b"", (record(10).to_json() + "\n").encode()):
+        path.write_bytes(before + torn)
+        assert hdet.read_history(path) == ([record(10)] if before else [])
+        history.append(path, record(20))
+        assert path.read_bytes() == before + (record(20).to_json() + "\n").encode()
+        assert history.cut_torn_tail(path) == 0
+        assert history.read(path)[-1] == record(20)
+
+
+def test_what_a_resumed_run_took_again_is_told_once(tmp_path: Path) -> None:
+    """Resumed from an older checkpoint, the file holds some steps twice."""
+    path = tmp_path / "history.jsonl"
+    history.note(path, "run", id="a")
+    for step in (10, 20, 30):
+        history.append(path, record(step))
+    history.note(path, "run", id="b", resumed_at=10)
+    for step in (20, 30, 40):
+        history.append(path, record(step))
+    assert [r.step for r in hdet.read_history(path)] == [10, 20, 30, 40]
+    assert [r.step for r in hdet.read_history(path, superseded=True)] == [10, 20, 30, 20, 30, 40]
 
 
 def test_records_are_frozen() -> None:

@@ -246,6 +246,7 @@ def test_public_names() -> None:
         "WeightDecay",
         "__version__",
         "find",
+        "read_history",
         "replay",
         "warm_start_",
     ]

@@ -36,6 +36,8 @@ class Announcer:
         self._listeners: list[Listener] = []
         self._said: set[str] = set()
         self._opening: dict[str, Any] | None = None
+        #: How many lines each listener has missed since it began to fail.
+        self._unwritten: dict[int, int] = {}
         self._introduced = False
         self._began, self._in_syncs = time.perf_counter(), 0.0
         #: Why the history cannot be written, if so; files are looked at before ranks compare what they have.
@@ -74,6 +76,16 @@ class Announcer:
     def note(self, kind: str, **facts: Any) -> None:
         """A line of the history that is no sync."""
         self._tell(history_file.of_note(kind, **facts))
+        if kind == "end" and self._unwritten:
+            lost = sum(self._unwritten.values())
+            logger.warning("%s: %d lines of the history could not be written", self._caller, lost)
+
+    def resumed(self, step: int) -> None:
+        """The run goes on from a state that was saved at this step."""
+        if self._opening is not None:
+            self._opening["resumed_at"] = step
+        elif self._introduced:
+            self.note("resumed", resumed_at=step)
 
     def say(self, level: int, message: str) -> None:
         """One line of log; what is more than information stands in the history, too."""
@@ -114,16 +126,29 @@ class Announcer:
             lines.insert(0, history_file.of_note("run", **self._opening))
             self._opening = None
         for listener in self._listeners:
-            try:
-                for each in lines:
-                    listener(each)
-            except Exception as error:
-                if (said := f"history {listener!r}") not in self._said:
-                    self._said.add(said)
-                    logger.warning(
-                        "%s: the history could not be written to %r: %s: %s",
-                        self._caller,
-                        listener,
-                        type(error).__name__,
-                        error,
-                    )
+            self._tell_one(listener, lines)
+
+    def _tell_one(self, listener: Listener, lines: Sequence[Mapping[str, Any]]) -> None:
+        """What could not be told is counted, and the count told as soon as that is possible again."""
+        key = id(listener)
+        behind = self._unwritten.pop(key, 0)
+        told = 0
+        try:
+            if behind:
+                listener(history_file.of_note("lost", lines=behind))
+                logger.warning("%s: %d lines of the history %r were lost", self._caller, behind, listener)
+                behind = 0
+            for each in lines:
+                listener(each)
+                told += 1
+        except Exception as error:
+            self._unwritten[key] = behind + len(lines) - told
+            if (said := f"history {listener!r}") not in self._said:
+                self._said.add(said)
+                logger.warning(
+                    "%s: the history could not be written to %r: %s: %s",
+                    self._caller,
+                    listener,
+                    type(error).__name__,
+                    error,
+                )

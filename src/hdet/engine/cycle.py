@@ -319,6 +319,7 @@ class Cycle(Rounds):
         self._hooks.forget()  # a step taken before is another run's
         state.load_skips(self._skips, self.schedule, saved)
         self._begin_round(saved.get("arms") if self._replicas.elastic else None)
+        self._announcer.resumed(self._steps)
 
     def resume_at(self, step: int) -> None:
         """Go on from a checkpoint that hdet did not write, at the start of the round that holds ``step``."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hdet
+from hdet import history
 from tests.fakes import Faster
 
 
@@ -86,3 +87,51 @@ def test_a_tracker_that_is_not_wrapped_is_refused() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     with pytest.raises(TypeError, match=r"got a object, which is neither.*Tracker\(run\)"):
         hdet.Ensemble(optimizer, history=[object()])
+
+
+def test_a_disk_that_is_full_for_a_while_is_told_with_the_lines_it_cost(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The half of a line that fitted is cut, and the file says how many are missing."""
+    path = tmp_path / "history.jsonl"
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=1, history=path)
+    steps(ensemble, optimizer, 2)
+    whole = history.write
+
+    def half(path: Any, line: Any) -> None:
+        with open(path, "a") as file:
+            file.write(json.dumps(line)[:30])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(history, "write", half)
+    steps(ensemble, optimizer, 3)
+    monkeypatch.setattr(history, "write", whole)
+    steps(ensemble, optimizer, 2)
+    assert [record.step for record in hdet.read_history(path)] == [1, 2, 6, 7]
+    notes = [json.loads(line) for line in path.read_text().splitlines() if "kind" in json.loads(line)]
+    assert [note["kind"] for note in notes] == ["run", "lost"]
+    assert notes[1]["lines"] == 3
+    said = [r.getMessage() for r in caplog.records]
+    assert sum("No space left" in line for line in said) == 1
+    assert sum("3 lines of the history" in line for line in said) == 1
+
+
+def test_a_run_that_goes_on_says_from_which_step(tmp_path: Any) -> None:
+    path = tmp_path / "history.jsonl"
+
+    def made() -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        return optimizer, hdet.Ensemble(optimizer, sync_every=1, history=path)
+
+    optimizer, ensemble = made()
+    steps(ensemble, optimizer, 3)
+    saved = ensemble.state_dict()
+    steps(ensemble, optimizer, 4)
+    optimizer, ensemble = made()
+    ensemble.load_state_dict(saved)
+    steps(ensemble, optimizer, 2)
+    runs = [json.loads(line) for line in path.read_text().splitlines() if '"run"' in line]
+    assert [run.get("resumed_at") for run in runs] == [None, 3]
+    assert runs[0]["id"] != runs[1]["id"]
+    assert [record.step for record in hdet.read_history(path)] == [1, 2, 3, 4, 5]
