@@ -36,6 +36,7 @@ from hdet.hyperparameters import separate_learning_rates
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas, Undone
 from hdet.weights.outer import OuterStep
+from hdet.weights.parameters import every_parameter
 
 __all__ = ["Cycle"]
 
@@ -257,7 +258,7 @@ class Cycle:
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
         sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run."""
-        return {
+        every = {
             "steps": self._steps,
             "round": self._round,
             "seed": self._fan_out.seed,
@@ -268,15 +269,15 @@ class Cycle:
             **({"arms": self._fan_out.arms} if self._replicas.elastic else {}),
             **state.of_outer(self._parts.converge.outer),
             **state.of_skips(self._skips, self.schedule),
-            **state.of_part(self._replicas),
         }
+        return state.make(self._replicas, every_parameter(self._optimizer), every)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own:
         they count if every rank resumes from its own state, and for none if all resume from one rank's."""
         axes = self._fan_out.axes
+        saved = state.take(self._caller, self._replicas, every_parameter(self._optimizer), saved)
         state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
-        state.check_part(self._caller, self._replicas, saved)
         self._steps = saved["steps"]
         self._round = saved["round"]
         self._decide.explained = saved.get("explained", 0.0)

@@ -4,6 +4,9 @@ Every value is given a sign and added to one of 65,536 bins. The signs are as go
 norm of the bins the products of different values cancel, and what remains is the norm of the vector but for
 half a per cent. The map is linear: the difference of two sketches is the sketch of the difference. What has
 no more values than there are bins is its own sketch.
+
+Where the values of a vector lie on several ranks, each adds its own to the bins they have in the whole, and
+the sum over the ranks is the sketch that one rank alone would have made: however the vector is cut.
 """
 
 from __future__ import annotations
@@ -13,11 +16,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["sketch"]
+from hdet.replicas import place_of, places
+
+__all__ = ["sketch", "sketch_of_shards"]
 
 _BINS = 1 << 16
 #: Where in the signs, and in the bins, the k-th piece begins: odd, so that all places come up in turn.
 _SIGN_STRIDE, _BIN_STRIDE = 40_503, 24_571
+#: Values whose places in the whole are worked out together.
+_AT_ONCE = 1 << 20
 
 
 @torch.no_grad()
@@ -30,8 +37,7 @@ def sketch(tensors: Sequence[Tensor]) -> Tensor:
     >>> 0.98 < near < 1.02
     tensor(True)
     """
-    first = tensors[0]
-    wide = torch.float32 if first.device.type == "mps" else torch.float64
+    first, wide = tensors[0], _wide(tensors[0])
     if sum(tensor.numel() for tensor in tensors) <= _BINS:
         return torch.cat([tensor.reshape(-1).to(first.device) for tensor in tensors])
     signs = _signs(first.device)
@@ -43,6 +49,47 @@ def sketch(tensors: Sequence[Tensor]) -> Tensor:
             bins[at : at + len(piece)] += piece.to(first.device) * signs[sign : sign + len(piece)]
             k += 1
     return bins[:_BINS] + bins[_BINS:]
+
+
+@torch.no_grad()
+def sketch_of_shards(
+    shards: Sequence[Tensor], parameters: Sequence[Tensor], shares: Sequence[float]
+) -> Tensor:
+    """What this rank adds to the sketch of whole parameters, in double precision.
+
+    Args:
+        shards: what it has of each.
+        parameters: what they are shards of.
+        shares: with which they count; those of all ranks that hold the same values add up to 1.
+    """
+    device, wide = shards[0].device, _wide(shards[0])
+    few = sum(parameter.numel() for parameter in parameters) <= _BINS
+    bins = torch.zeros(sum(p.numel() for p in parameters) if few else _BINS, dtype=wide, device=device)
+    signs = None if few else _signs(device)
+    before = 0  # values of the parameters before this one; or pieces of so many values as there are bins
+    for shard, parameter, share in zip(shards, parameters, shares, strict=True):
+        flat, start = shard.reshape(-1), place_of(parameter)
+        at = 0
+        while at < flat.numel():
+            # In one run of the whole no bin comes up twice. Else they are looked up one by one.
+            left = _BINS - (start + at) % _BINS if start is not None else _AT_ONCE
+            piece = flat[at : at + left].to(device, wide) * share
+            if start is None:
+                where = places(parameter, at, at + len(piece), device)
+            else:
+                where = torch.arange(start + at, start + at + len(piece), device=device)
+            if signs is None:
+                bins.index_add_(0, where + before, piece)
+            else:
+                k, j = where // _BINS + before, where % _BINS
+                bins.index_add_(0, (k * _BIN_STRIDE + j) % _BINS, piece * signs[k * _SIGN_STRIDE % _BINS + j])
+            at += len(piece)
+        before += parameter.numel() if few else max(1, -(-parameter.numel() // _BINS))
+    return bins
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def _signs(device: torch.device) -> Tensor:
