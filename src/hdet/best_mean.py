@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from hdet.best import Handed, Keeper
 from hdet.controllers.choice import Candidate
+from hdet.engine import state
 from hdet.probes import Probe
 from hdet.probes.overlap import Overlap
 from hdet.replicas import ProcessGroup, find_replicas, local
 from hdet.schedules import Windows
+from hdet.weights.parcel import pieces_of
 from hdet.weights.window_mean import WindowMean
 
 __all__ = ["BestMean"]
@@ -80,7 +82,7 @@ class BestMean:
         self._replicas = find_replicas("BestMean", self._parameters, model=model, process_group=process_group)
         facts = {"probe": repr((probe.per_sync, probe.choosing)), "windows": repr(windows)}
         self._replicas.agree("BestMean", facts)
-        self._keeper = Keeper(probe, model, [local(p) for p in self._parameters], self._replicas, keep)
+        self._keeper = Keeper(probe, model, self._parameters, self._replicas, keep)
         self._overlap = Overlap(probe)
         self._windows = windows or Windows()
         self._numbers: list[int] = []
@@ -175,21 +177,35 @@ class BestMean:
 
     def state_dict(self) -> dict[str, Any]:
         """Save it beside model and optimizer. Holds tensors: the window in progress and the best weights."""
-        return {
+        every = {
             "steps": self.steps,
             "window_end": self._window_end,
             "new": self._mean_is_new,
             "numbers": list(self._numbers),
-            "mean": None if self._mean is None else self._mean.state_dict(),
+            "mean": self._window(),
             "keeper": self._keeper.state_dict(),
         }
+        return state.make(self._replicas, self._parameters, every)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def _window(self) -> dict[str, Any]:
+        """The one in progress, or room for it."""
+        if self._mean is not None:
+            tensors = dict(zip(self._numbers, self._mean.tensors, strict=True))
+            return {**self._mean.state_dict(), "mean": pieces_of(tensors, self._parameters)}
+        later = {i: local(p) for i, p in enumerate(self._parameters) if p.requires_grad}
+        room = WindowMean([*later.values()]).tensors
+        return {"mean": pieces_of(dict(zip(later, room, strict=True)), self._parameters, spare=True)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off, after model and optimizer have been loaded."""
-        self.steps, self._window_end = state["steps"], state["window_end"]
-        self._keeper.load_state_dict(state["keeper"])
-        self._numbers = list(state["numbers"])
-        if state["mean"] is not None:
+        saved = state.take("BestMean", self._replicas, self._parameters, state_dict)
+        self.steps, self._window_end = saved["steps"], saved["window_end"]
+        self._keeper.load_state_dict(saved["keeper"])
+        self._numbers = list(saved["numbers"])
+        mean = saved["mean"]
+        if mean is not None and "count" in mean:
             self._mean = WindowMean([local(self._parameters[i]) for i in self._numbers])
-            self._mean.load_state_dict(state["mean"])
-        self._mean_is_new = state["new"]
+            every = mean["mean"]  # by number; one that was saved before is a list
+            in_order = [every[i] for i in self._numbers] if isinstance(every, Mapping) else every
+            self._mean.load_state_dict({**mean, "mean": in_order})
+        self._mean_is_new = saved["new"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hdet
+from tests.states import inside
 
 SYNC_EVERY, STEPS = 5, 25
 
@@ -86,7 +87,7 @@ class Island:
         return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
 
     def velocity(self) -> Tensor:
-        every = self.ensemble.state_dict()["outer"]["velocity"].values()
+        every = inside(self.ensemble.state_dict())["outer"]["velocity"].values()
         return torch.cat([v.reshape(-1) for v in every])
 
     def save(self) -> dict[str, Any]:

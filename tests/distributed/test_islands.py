@@ -19,6 +19,7 @@ from hdet.replicas import ProcessReplicas
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.classifier import all_equal, answer_to, listening, timeless
 from tests.distributed.islands import STEPS, SYNC_EVERY, Island, Net, batch
+from tests.states import inside
 
 # ---------------------------------------------------------------------- the outer step
 
@@ -354,7 +355,7 @@ def explored(rank: int) -> dict[str, Any]:
         record = island.ensemble.step(loss)
         if record:
             found[-1] |= {"end": ends[-1], "next": island.flat(), "record": record}
-    return {"found": found, "kept": island.ensemble.state_dict()["outer"]["start"]}
+    return {"found": found, "kept": inside(island.ensemble.state_dict())["outer"]["start"]}
 
 
 def test_replicas_begin_apart_on_one_line_and_meet_at_the_base_point(ranks: LocalProcesses) -> None:

@@ -11,6 +11,7 @@ import hdet
 from hdet.engine.design import levels
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.classifier import all_equal, listening
+from tests.states import inside
 
 T, SPREAD = 4, 0.2
 
@@ -48,7 +49,7 @@ def shrinks(rank: int, explored: int) -> dict[str, Any] | None:
             if (record := ensemble.step(loss)) is not None:
                 found["records"][step], found["before"][step] = record, before
                 found["after"][step] = torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()])
-                found["joint"][step] = ensemble.state_dict()["policies"][0]["joint"]
+                found["joint"][step] = inside(ensemble.state_dict())["policies"][0]["joint"]
     return {**found, "heard": heard}
 
 

@@ -17,6 +17,7 @@ from hdet.replicas import local
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.sharded import Run, shards
 from tests.distributed.test_sharded import alike, same
+from tests.states import inside
 
 # ---------------------------------------------------------------------- what is explored
 
@@ -137,7 +138,7 @@ def remembered(rank: int, layout: str, path: str) -> dict[str, Any]:
     run = Run(rank, layout)
     auto = hdet.AutoLR(run.optimizer, probe=run.probe(), total_steps=100, history=path, snapshot="device")
     run.run(auto, 60)
-    state = auto.state_dict()["engine"]["policies"][0]
+    state = inside(auto.state_dict()["engine"])["policies"][0]
     held: list[Any] = [state["trail"], state["snapshot"], state["beginning"], state["incumbent"]["keeper"]]
     own = {t.data_ptr(): t for t in map(local, tensors_in(held)) if t.numel()}
     return {"told": auto.extra_bytes(), "held": sum(t.numel() * t.element_size() for t in own.values())}

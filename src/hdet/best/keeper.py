@@ -46,17 +46,17 @@ class Keeper:
     Args:
         probe: one half of its batches chooses, the other one judges what was chosen.
         model: whose weights they are.
-        weights: all that may ever be trained; they are known by their number.
+        parameters: all that may ever be trained; they are known by their number.
         replicas: every rank brings batches of its own, and all choose alike.
         where: of the copy: on the device, in the host's memory, or none: then nothing can be handed over.
     """
 
     def __init__(
-        self, probe: Probe, model: nn.Module, weights: Sequence[Tensor], replicas: Replicas, where: Where
+        self, probe: Probe, model: nn.Module, parameters: Sequence[Tensor], replicas: Replicas, where: Where
     ) -> None:
         self._probe = probe
         self._replicas = replicas
-        self._kept = None if where == "off" else Kept(model, weights, where)
+        self._kept = None if where == "off" else Kept(model, parameters, where)
         self.choice = Choice()
         #: Batch norms as training left them; a user may have frozen them before the weights are handed over.
         self._norms: list[nn.Module] = []
@@ -85,6 +85,11 @@ class Keeper:
             return self.measure()
         self._norms = [*trained_norms(self._probe.model)]
         return [*self._probe.deployed_losses(batches, refresh=refresh, of="choice")]
+
+    @property
+    def replicas(self) -> int:
+        """How many bring losses."""
+        return self._replicas.size
 
     @property
     def keeps(self) -> bool:
@@ -160,12 +165,14 @@ class Keeper:
     def state_dict(self) -> dict[str, Any]:
         """The choice and the copy."""
         kept = None if self._kept is None else self._kept.state_dict()
-        return {"choice": asdict(self.choice), "kept": kept}
+        return {"choice": asdict(self.choice), "kept": kept, "replicas": self._replicas.size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""
-        self.choice = Choice.from_dict(state["choice"])
-        if self._kept is not None and state["kept"] is None:
-            self.forget()  # saved without a copy
+        before = state.get("replicas", self._replicas.size)
+        choice = Choice.from_dict(state["choice"]).of_fewer(before, self._replicas.size)
+        self.choice = choice or Choice()
+        if choice is None or (self._kept is not None and state["kept"] is None):
+            self.forget()  # chosen by batches that are not comparable, or saved without a copy
         elif self._kept is not None:
             self._kept.load_state_dict(state["kept"])

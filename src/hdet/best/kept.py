@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hdet.replicas import give_up_gathered
+from hdet.replicas import give_up_gathered, local
+from hdet.weights.parcel import pieces_of
 from hdet.weights.room import copy_into, room_for, settled
 
 __all__ = ["Kept"]
@@ -27,7 +28,8 @@ class Kept:
         self, model: nn.Module, parameters: Sequence[Tensor], where: Literal["device", "host"]
     ) -> None:
         self._model = model
-        self._parameters = dict(enumerate(parameters))
+        self._whole = list(parameters)
+        self._parameters = {i: local(p) for i, p in enumerate(parameters)}
         self._where = where
         self._weights: dict[int, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
@@ -81,9 +83,12 @@ class Kept:
         return sum(t.numel() * t.element_size() for t in (*self._weights.values(), *self._buffers.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The copies themselves."""
+        """The copies themselves, with room for what may be kept one day."""
         settled()
-        return {"weights": dict(self._weights), "buffers": dict(self._buffers)}
+        later = [i for i, p in enumerate(self._whole) if p.requires_grad and i not in self._weights]
+        room = {i: room_for(self._parameters[i].detach(), self._where) for i in later}
+        held = pieces_of(self._weights, self._whole) | pieces_of(room, self._whole, spare=True)
+        return {"weights": held, "buffers": dict(self._buffers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the copies of another run of the same model."""

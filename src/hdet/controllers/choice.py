@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["Candidate", "Choice", "mean_of", "standard_error"]
+__all__ = ["Candidate", "Choice", "mean_of", "regrouped", "standard_error"]
 
 #: Of what was gained since the first candidate, a later one may give back this share.
 _GIVEN_BACK = 0.02
@@ -82,6 +82,15 @@ class Choice:
                 values[name] = Candidate(**{**values[name], "losses": tuple(values[name]["losses"])})
         return cls(**values)
 
+    def of_fewer(self, before: int, now: int) -> Choice | None:
+        """With the losses of ``before`` replicas as those of ``now``; None where they say nothing of them."""
+        names = ("first", "lowest", "kept", "improved")
+        every = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        losses = {name: regrouped(one.losses, before, now) for name, one in every.items()}
+        if any(one is None for one in losses.values()):
+            return None
+        return replace(self, **{name: replace(one, losses=losses[name]) for name, one in every.items()})
+
     @property
     def learnt(self) -> bool:
         """Whether the lowest is below the first by more than noise explains: three errors."""
@@ -119,6 +128,25 @@ def _compared(new: Candidate, old: Candidate) -> tuple[float, float]:
     """By how much it is worse, and the standard error of that."""
     worse = [a - b for a, b in zip(new.losses, old.losses, strict=True)]
     return mean_of(worse), standard_error(worse)
+
+
+def regrouped(losses: Sequence[float], before: int, now: int) -> tuple[float, ...] | None:
+    """The losses of ``before`` replicas, on the batches of each in turn, as those of ``now`` replicas, each
+    of which has the batches of several; None if nobody has all of another's.
+
+    >>> regrouped([1.0, 2.0, 3.0, 6.0], 2, 1)
+    (2.0, 4.0)
+    >>> regrouped([1.0, 2.0], 1, 2) is None
+    True
+    """
+    if before == now:
+        return tuple(losses)
+    if before % now or len(losses) % before:
+        return None
+    batches, together = len(losses) // before, before // now
+    rows = [losses[at * batches : (at + 1) * batches] for at in range(before)]
+    groups = [rows[at : at + together] for at in range(0, before, together)]
+    return tuple(math.fsum(column) / together for group in groups for column in zip(*group, strict=True))
 
 
 def mean_of(values: Sequence[float]) -> float:

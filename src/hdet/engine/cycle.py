@@ -33,6 +33,7 @@ from hdet.hyperparameters import separate_learning_rates
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas, Undone
 from hdet.weights.outer import OuterStep
+from hdet.weights.parameters import every_parameter
 
 __all__ = ["Cycle"]
 
@@ -280,7 +281,7 @@ class Cycle(Rounds):
         return self._state()
 
     def _state(self) -> dict[str, Any]:
-        return {
+        every = {
             "steps": self._steps,
             "round": self._round,
             "seed": self._fan_out.seed,
@@ -291,16 +292,16 @@ class Cycle(Rounds):
             **({"arms": self._fan_out.arms} if self._replicas.elastic else {}),
             **state.of_outer(self._parts.converge.outer),
             **state.of_skips(self._skips, self.schedule),
-            **state.of_part(self._replicas),
         }
+        return state.make(self._replicas, every_parameter(self._optimizer), every)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own,
         unless :meth:`converge` has just told them to all: they count if every rank resumes from its own state
         or such a one, and for none otherwise."""
         axes = self._fan_out.axes
+        saved = state.take(self._caller, self._replicas, every_parameter(self._optimizer), saved)
         state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
-        state.check_part(self._caller, self._replicas, saved)
         self._steps = saved["steps"]
         self._round = saved["round"]
         self._decide.explained = saved.get("explained", 0.0)

@@ -1,25 +1,82 @@
-"""The saved state of a run, and states that earlier versions have saved."""
+"""The saved state of a run, and states that earlier versions have saved.
+
+:func:`make` and :func:`take` are the one place where a state is made, and where it is taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from hdet.engine.schedule import CoveredSchedule
 from hdet.engine.skips import Skips
-from hdet.replicas import Replicas
+from hdet.replicas import Replicas, local, ruler
 from hdet.weights.outer import OuterStep
+from hdet.weights.parcel import Parcel
 
 __all__ = [
     "check_explored",
-    "check_part",
     "load_outer",
     "load_skips",
+    "make",
     "of_outer",
-    "of_part",
     "of_policies",
     "of_skips",
+    "take",
 ]
+
+logger = logging.getLogger("hdet")
+
+
+def make(replicas: Replicas, parameters: Iterable[Tensor], state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state for files: ``values``, which a distributed checkpoint does not look into (it takes a tuple for
+    one thing), and ``tensors`` under keys that do not change during a run."""
+    parcel = Parcel.of(state)
+    bound = parcel.bound or bool(parcel.tensors and not replicas.reshards)
+    values = {"state": parcel.values, "part": [replicas.part, replicas.parts], "bound": bound}
+    tensors = {"ruler": ruler(parameters), **parcel.tensors} if parcel.tensors else {}
+    return {"values": (values,), "tensors": tensors}
+
+
+def take(
+    caller: str, replicas: Replicas, parameters: Iterable[Tensor], saved: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """What was given to :func:`make`, with this rank's own shards in it. Raises ValueError for others'."""
+    if "values" not in saved:  # saved when a state was one tree, of one rank's tensors
+        _check_part(caller, replicas, saved.get("part", [0, 1]))
+        if replicas.parts > 1 and replicas.reshards:
+            raise ValueError(
+                f"{caller}.load_state_dict: the state of a sharded model must be of this version: in one of "
+                "before, every rank has a sketch of its own weights alone; take the model's and the "
+                "optimizer's, and begin the search anew"
+            )
+        return saved
+    values: Mapping[str, Any] = saved["values"][0]
+    tensors: dict[str, Tensor] = saved["tensors"]
+    if values["bound"] or (tensors and not replicas.reshards):
+        _check_part(caller, replicas, values["part"])
+    elif tensors:
+        _check_shards(caller, replicas, local(tensors["ruler"]), local(ruler(parameters)))
+    state, missing, dropped = Parcel(values["state"], tensors).opened()
+    if missing:
+        raise ValueError(
+            f"{caller}.load_state_dict: the state must hold all its tensors, and {len(missing)} are missing, "
+            f"the first is {missing[0]!r}: a distributed checkpoint loads what state_dict() of this object "
+            "asks for, and the optimizer had no state, or trained other parameters, when it was called. Load "
+            "the optimizer first, then call state_dict() and dcp.load"
+        )
+    if dropped:
+        logger.warning(
+            "%s.load_state_dict: %d tensors have no place in this state and are made anew: the optimizer "
+            "state with which the run began; a restart from there begins without it",
+            caller,
+            len(dropped),
+        )
+    return state  # type: ignore[no-any-return]  # as it was given
 
 
 def check_explored(caller: str, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -61,19 +118,29 @@ def load_skips(skips: Skips, schedule: CoveredSchedule, saved: Mapping[str, Any]
     skips.load(saved.get("skipped", []))
 
 
-def of_part(replicas: Replicas) -> dict[str, Any]:
-    """Which part of a replica a state is of, where replicas lie on several ranks."""
-    return {"part": [replicas.part, replicas.parts]} if replicas.parts > 1 else {}
-
-
-def check_part(caller: str, replicas: Replicas, saved: Mapping[str, Any]) -> None:
-    """A state holds a rank's own shards: those of another part, or of another layout, mean nothing here."""
-    part, parts = saved.get("part", [0, 1])
+def _check_part(caller: str, replicas: Replicas, saved: Sequence[int]) -> None:
+    """A state that cannot be cut otherwise is of one part: another part's, or another layout's, means nothing
+    here."""
+    part, parts = saved
     if (part, parts) != (replicas.part, replicas.parts):
         raise ValueError(
             f"{caller}.load_state_dict: the state must be of this rank's own part of the model, "
             f"{replicas.part} of {replicas.parts}, got that of part {part} of {parts}; save a file for each "
-            "rank, and go on with as many (a distributed checkpoint takes one rank's state for everybody's)"
+            "rank, and go on with as many. Flat parameters (FullyShardedDataParallel), the state of a "
+            "ZeroRedundancyOptimizer and quantised state cannot be cut otherwise; fully_shard's can, through "
+            "torch.distributed.checkpoint"
+        )
+
+
+def _check_shards(caller: str, replicas: Replicas, marks: Tensor, own: Tensor) -> None:
+    """A state holds this rank's shards: its own file has them, and a distributed checkpoint cuts them."""
+    if not torch.equal(marks.cpu(), own):
+        first = int(marks[0]) if marks.numel() else None
+        raise ValueError(
+            f"{caller}.load_state_dict: the state must be of this rank's own part of the model, "
+            f"{replicas.part} of {replicas.parts}, got another's ({marks.numel()} marks from {first} on, for "
+            f"{own.numel()} from {int(own[0]) if own.numel() else None} on); save a file for each rank, and "
+            "go on with as many, or save and load with torch.distributed.checkpoint, which cuts it anew"
         )
 
 

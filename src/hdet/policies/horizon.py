@@ -35,9 +35,9 @@ from hdet.policies.telling import (
 )
 from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
-from hdet.replicas import local
 from hdet.schedules import Windows
 from hdet.weights.mirrors import Mirrors
+from hdet.weights.parameters import every_parameter
 from hdet.weights.room import Where
 from hdet.weights.trail import PointsTrail, Trail
 from hdet.weights.way_back import WayBack
@@ -117,15 +117,15 @@ class Horizon(Policy):
             self._points = PointsTrail(optimizer, groups, among, diverges=diverges, apart=apart)
         self._trail = self._points or Trail(optimizer, groups, among, diverges=diverges)
         refuse_frozen(context.caller, self._trail.weights)
-        weights = [local(p) for g in optimizer.param_groups for p in g["params"]]
+        parameters = every_parameter(optimizer)
         self.incumbent = Incumbent(
-            Keeper(self._probe, self._probe.model, weights, context.replicas, self._keep),
+            Keeper(self._probe, self._probe.model, parameters, context.replicas, self._keep),
             self._patience,
             remembers=self._points is None,
             apart=self._points is not None or self._probe.has_norms,
         )
         self._mirrors = Mirrors(optimizer, context.replicas)
-        self._way_back = WayBack(weights, optimizer, self._probe.model, self._where)
+        self._way_back = WayBack(parameters, optimizer, self._probe.model, self._where)
         self._clock.total_steps = context.total_steps
         one = context.replicas.here == 1  # what several see at once is no sample
         self._useless = UselessProbe(context.caller, self._probe, by_group=self._scopes.apart, watches=one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from hdet.best import Keeper
-from hdet.controllers.choice import Candidate, Choice
+from hdet.controllers.choice import Candidate, Choice, regrouped
 from hdet.policies.point_losses import PointLosses
 from hdet.policies.useless_probe import average
 
 __all__ = ["Incumbent"]
+
+logger = logging.getLogger("hdet")
 
 #: So many windows in a row clearly worse than the best, or without an improvement, lead back to the best.
 _BEHIND, _IDLE = 2, 3
@@ -173,10 +176,31 @@ class Incumbent:
         self._idle, self._retreats, *restarts = state["counts"]
         self._restarts = sum(restarts)
         self.others_moved = state.get("others_moved", False)
-        losses: Sequence[list[float] | None] = state["losses"]
-        self.previous, self.best = losses
         self.keeper.load_state_dict(state["keeper"])
         # Saved before a search could begin anew, it is the only one.
         search = state.get("search")
         self._search = self.keeper.choice if search is None else Choice.from_dict(search["choice"])
         self.factors = [] if search is None else list(search["factors"])
+        losses: Sequence[list[float] | None] = state["losses"]
+        self.previous, self.best = losses
+        now = self.keeper.replicas
+        self._regroup(state["keeper"].get("replicas", now), now)
+
+    def _regroup(self, before: int, now: int) -> None:
+        """The losses of as many replicas as there were, as those of as many as there are."""
+        if before == now:
+            return
+        known = [None if x is None else regrouped(x, before, now) for x in (self.previous, self.best)]
+        search = self._search.of_fewer(before, now)
+        if search is None or (self.previous is not None and known[0] is None):
+            self.forget()
+            self._search, self._idle = Choice(), 0
+            logger.warning(
+                "load_state_dict: the state is of %d replicas, and this run has %d: their losses cannot be "
+                "compared batch by batch. Windows are compared, and weights chosen, from here on",
+                before,
+                now,
+            )
+            return
+        self._search = search
+        self.previous, self.best = (None if x is None else list(x) for x in known)

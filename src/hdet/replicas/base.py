@@ -38,6 +38,8 @@ class Replicas(ABC):
     #: On how many ranks one replica lies, and which of them this one is.
     parts: int = 1
     part: int = 0
+    #: Whether a state can be cut into other parts than these; else it is of this part, of so many, for good.
+    reshards: bool = True
     #: Who shares gradients, where the replicas themselves see to it.
     gradients: Literal["all", "none"] | None = None
     #: What this process has sent to others since it began, where a ring is how sums travel.
@@ -88,6 +90,11 @@ class Replicas(ABC):
     def whole_norms(self, norms: Sequence[float]) -> list[float]:
         """Norms over this replica, from those of each part. A collective of the parts, if there are any."""
         return list(norms)
+
+    def whole_sum(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the parts of this replica, the same on all of them. A collective of the
+        parts, if there are any."""
+        return tensor
 
     def anywhere(self, seen: bool) -> bool:
         """Whether any part of this replica has seen it. A collective of the parts."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hdet.replicas.local import is_dtensor
 
-__all__ = ["Layout", "flat_modules", "is_flat", "layout_of"]
+__all__ = ["Layout", "flat_modules", "is_flat", "layout_of", "sharded_dimensions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,15 @@ class Layout:
         wired: how many replicas share their gradients by the model itself; 1 if it does not say.
         flat: shard and number of shards of FullyShardedDataParallel's parameters, by id.
         groups: process groups that exist already, to be used again.
+        reshards: whether what lies here could be cut otherwise: DTensors say what they are a part of, flat
+            parameters and the state of a ZeroRedundancyOptimizer do not.
     """
 
     ranks: tuple[int, ...]
     wired: int = 1
     flat: dict[int, tuple[int, int]] = field(default_factory=dict)
     groups: tuple[Any, ...] = ()
+    reshards: bool = True
 
     def shard_of(self, parameter: Tensor) -> tuple[int, int]:
         """Which shard lies on this rank, and how many there are."""
@@ -42,7 +45,7 @@ class Layout:
             return self.flat.get(id(parameter), (0, 1))
         here, mesh = parameter.device_mesh.get_coordinate(), parameter.device_mesh
         index, count = 0, 1
-        for dimension in _sharded(parameter):
+        for dimension in sharded_dimensions(parameter):
             index = index * mesh.size(dimension) + (here[dimension] if here else 0)
             count *= mesh.size(dimension)
         return index, count
@@ -58,7 +61,7 @@ def layout_of(parameters: Iterable[Tensor], model: nn.Module | None, sharing: Se
     meshes: dict[Any, None] = {}
     for parameter in every.values():
         if is_dtensor(parameter):
-            meshes[parameter.device_mesh, tuple(_sharded(parameter))] = None
+            meshes[parameter.device_mesh, tuple(sharded_dimensions(parameter))] = None
     flat: dict[int, tuple[int, int]] = {}
     together = [group for mesh, dimensions in meshes for group in _groups(mesh, dimensions)]
     together += [set(dist.get_process_group_ranks(group)) for group in sharing]
@@ -78,7 +81,7 @@ def layout_of(parameters: Iterable[Tensor], model: nn.Module | None, sharing: Se
         everybody = set(mesh.mesh.flatten().tolist())
         if me in everybody:
             wired = max(wired, len(everybody) // len(everybody & ranks))
-    return Layout(tuple(sorted(ranks)), wired, flat, tuple(known))
+    return Layout(tuple(sorted(ranks)), wired, flat, tuple(known), reshards=not flat and not sharing)
 
 
 def flat_modules(model: nn.Module | None, *, every: bool = False) -> Iterator[Any]:
@@ -98,7 +101,7 @@ def is_flat(parameter: Tensor) -> bool:
     return hasattr(parameter, "_fsdp_flattened") or type(parameter).__name__ == "FlatParameter"
 
 
-def _sharded(parameter: Any) -> list[int]:
+def sharded_dimensions(parameter: Any) -> list[int]:
     """The dimensions of its mesh over which a DTensor is sharded, with more than one rank."""
     return [
         dimension

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-__all__ = ["give_up_gathered", "is_dtensor", "local", "sharded_like"]
+__all__ = ["give_up_gathered", "is_dtensor", "local"]
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[Any]:
@@ -27,25 +27,6 @@ def local(tensor: Tensor) -> Tensor:
     with torch.no_grad():  # else a view with a history, into which nothing can be written
         shard: Tensor = tensor.to_local()
     return shard
-
-
-def sharded_like(parameter: Tensor, shard: Tensor) -> Tensor:
-    """``shard``, known as this rank's part of a tensor that is sharded as ``parameter`` is.
-
-    So a checkpoint knows what it is a part of. What is not as large as this rank's shard stays as it is.
-    """
-    if not is_dtensor(parameter) or is_dtensor(shard) or shard.shape != local(parameter).shape:
-        return shard
-    module: Any = sys.modules["torch.distributed.tensor"]
-    sharded: Tensor = module.DTensor.from_local(
-        shard,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return sharded
 
 
 def give_up_gathered(model: nn.Module | None) -> None:

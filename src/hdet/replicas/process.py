@@ -96,6 +96,12 @@ class ProcessReplicas(Replicas):
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return _Patient(self, cast("dist.Work", work), tensor.is_cpu)
 
+    def sum_of(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the ranks."""
+        total = tensor.to(self._device, copy=True)
+        self.all_reduce(total).wait()
+        return total.to(tensor.device)
+
     def scatter_bytes(self, rows: Tensor) -> Tensor:
         """Row r goes to rank r; what comes back has a row from each of them."""
         leaving = rows.to(self._device)

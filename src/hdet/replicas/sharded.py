@@ -34,6 +34,7 @@ class ShardedReplicas(Replicas):
         self.rank, self.size = across.rank, across.size
         self.part, self.parts = within.rank, within.size
         self._across, self._within, self._layout = across, within, layout
+        self.reshards = layout.reshards
         self.gradients: Literal["all", "none"] | None = None
         if self.size > 1 and layout.wired == self.size:
             self.gradients = "all"  # FSDP shares them over all replicas
@@ -58,6 +59,9 @@ class ShardedReplicas(Replicas):
             return []
         # In the same order on every part, so that all have the same number to the last bit.
         return [math.hypot(*column) for column in zip(*self._within.gather(norms), strict=True)]
+
+    def whole_sum(self, tensor: Tensor) -> Tensor:
+        return self._within.sum_of(tensor)
 
     def agree(self, caller: str, facts: Mapping[str, str]) -> None:
         agree_among(caller, facts, self._all_gather)

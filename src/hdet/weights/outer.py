@@ -22,7 +22,8 @@ from hdet.replicas import Replicas, local
 from hdet.replicas.averaging import distinct_tensors, flat_pieces
 from hdet.replicas.compressed import CompressedMean, Post, Wire, check_wire
 from hdet.weights.nesterov import apart, nesterov_, outer_gradient, wide
-from hdet.weights.parameters import trained_parameters
+from hdet.weights.parameters import every_parameter, trained_parameters
+from hdet.weights.parcel import Piece
 from hdet.weights.room import copy_into, room_for, settled
 
 __all__ = ["Outer", "OuterStep"]
@@ -266,41 +267,73 @@ class OuterStep:
         return {
             "rank": self._replicas.place,
             "size": self._replicas.ranks,
-            "start": dict(self._start) if self.begun else None,
-            "velocity": dict(self._velocity),
-            "gradient": dict(self._gradient),
+            "begun": self.begun,
+            "start": self._shaped(self._start, held=self.begun, room=lambda weight: weight),
+            "velocity": self._shaped(self._velocity, room=wide if self._heavy else None),
+            "gradient": self._shaped(self._gradient, room=wide if self._parts else None),
             "unsent": unsent,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off. What was not sent counts for the rank that owes it."""
         self.forget()
-        here = {key: piece.device for key, piece in self._pieces(_trained(self._optimizer)).items()}
-        for mine, saved in (
-            (self._velocity, state["velocity"]),
-            (self._gradient, state["gradient"]),
-            (self._start, state["start"] or {}),
-        ):
-            for key, tensor in saved.items():
-                if key in here:
-                    placed = tensor.to(here[key])
-                    mine[key] = room_for(placed, self.settings.keep).copy_(placed)
-        self.begun = self._alike = state["start"] is not None
+        begun: bool = state.get("begun", state["start"] is not None)  # one of before had no θ then
+        for number, weight, views in self._memory(_trained(self._optimizer)):
+            for k, view in enumerate(views):
+                for mine, saved in (
+                    (self._velocity, state["velocity"]),
+                    (self._gradient, state["gradient"]),
+                    (self._start, state["start"] if begun else {}),
+                ):
+                    if (tensor := saved.get(f"{number}.{k}")) is not None:
+                        placed = _flat(tensor.to(view.device), weight, view)
+                        mine[f"{number}.{k}"] = room_for(placed, self.settings.keep).copy_(placed)
+        self.begun = self._alike = begun
         if (state["rank"], state["size"]) == (self._replicas.place, self._replicas.ranks):
             self._unsent = state["unsent"]
 
+    def _shaped(
+        self, flat: Mapping[str, Tensor], *, held: bool = True, room: Callable[[Tensor], Tensor] | None
+    ) -> dict[str, Piece]:
+        """Tensors of one kind, each in the shape of its parameter; and ``room`` for those that are not there
+        yet. Of a shard without values there is nothing; that it has its part is known from the others."""
+        parameters, found = every_parameter(self._optimizer), {}
+        for number, weight, views in self._memory(parameters):
+            for k, view in enumerate(views or [weight]):
+                key = f"{number}.{k}"
+                known = held and (key in flat or (not views and bool(flat)))
+                if not known and (room is None or not parameters[number].requires_grad):
+                    continue
+                tensor = flat[key] if key in flat else room_for((room or wide)(view), self.settings.keep)
+                if tensor.shape != weight.shape and tensor.numel() == weight.numel():
+                    tensor = tensor.as_strided(weight.size(), weight.stride())
+                found[key] = Piece(tensor, parameters[number], spare=not known)
+        return found
+
     def _pieces(self, parameters: Sequence[Tensor]) -> dict[str, Tensor]:
         """Flat views of the weights, each memory once, by number of parameter and piece."""
-        numbers = {id(p): i for i, p in enumerate(_every(self._optimizer))}
+        return {
+            f"{number}.{k}": piece
+            for number, _, views in self._memory(parameters)
+            for k, piece in enumerate(views)
+        }
+
+    def _memory(self, parameters: Sequence[Tensor]) -> list[tuple[int, Tensor, list[Tensor]]]:
+        """Number, weight and flat views of every parameter, each memory once."""
+        numbers = {id(p): i for i, p in enumerate(every_parameter(self._optimizer))}
         known = sorted((p for p in parameters if id(p) in numbers), key=lambda p: numbers[id(p)])
         ordered = [(numbers[id(p)], local(p).detach()) for p in known]
         distinct = {id(tensor) for tensor in distinct_tensors([tensor for _, tensor in ordered])}
-        return {
-            f"{number}.{k}": piece
-            for number, tensor in ordered
-            if id(tensor) in distinct
-            for k, piece in enumerate(flat_pieces(tensor))
-        }
+        return [(i, w, flat_pieces(w)) for i, w in ordered if id(w) in distinct or not w.numel()]
+
+
+def _flat(tensor: Tensor, weight: Tensor, view: Tensor) -> Tensor:
+    """A tensor that is shaped as a weight is, in the order in which that one lies in memory."""
+    if tensor.shape == view.shape:
+        return tensor
+    shaped = torch.empty_strided(weight.size(), weight.stride(), dtype=tensor.dtype, device=tensor.device)
+    (flat,) = flat_pieces(shaped.copy_(tensor))
+    return flat
 
 
 def _saves(wire: str | None, weights: int, sent: int, exact: int) -> str:
@@ -308,10 +341,6 @@ def _saves(wire: str | None, weights: int, sent: int, exact: int) -> str:
         f"{weights} weights travel in {wire}: a rank sends {sent} bytes for them at a sync, "
         f"{sent / exact:.2f} of the {exact} of float32"
     )
-
-
-def _every(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _trained(optimizer: Optimizer) -> list[Tensor]:

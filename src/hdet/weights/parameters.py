@@ -8,7 +8,12 @@ from torch.optim import Optimizer
 
 from hdet.replicas import is_flat
 
-__all__ = ["describe", "parameter_device", "trained_parameters"]
+__all__ = ["describe", "every_parameter", "parameter_device", "trained_parameters"]
+
+
+def every_parameter(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of all groups, in order: their numbers, by which whatever is kept of them is known."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def trained_parameters(optimizer: Optimizer) -> list[list[Tensor]]:

@@ -6,7 +6,7 @@ there is an accelerator), which is slower and takes nothing from the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.replicas import give_up_gathered, local, sharded_like, state_of
+from hdet.replicas import give_up_gathered, is_dtensor, local, sharded_like, state_of
+from hdet.weights.parameters import every_parameter
+from hdet.weights.parcel import Own, Piece
 from hdet.weights.room import bytes_of, copy_into, copy_of, fits, room_for, settled
 
 __all__ = ["Snapshot"]
@@ -88,19 +90,46 @@ class Snapshot:
         """What the copies take."""
         return sum(map(bytes_of, self._tensors.values()))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The copies themselves, so that a resumed run can go back to where the unbroken one could."""
+    def state_dict(self, *, spare_state: bool = True) -> dict[str, Any]:
+        """The copies themselves, so that a resumed run can go back to where the unbroken one could.
+
+        ``spare_state``: there is room for optimizer state that was not there yet, too. Without it a run can
+        do without state that was.
+        """
         settled()
-        return {
-            "tensors": [[*key, tensor] for key, tensor in self._tensors.items()],
-            "values": [[*key, value] for key, value in self._values.items()],
-        }
+        kept: dict[str, dict[Any, Any]] = {"weight": {}, "buffer": {}, "state": {}, "group": {}}
+        for (kind, i, name), tensor in self._tensors.items():
+            if kind == "weight":
+                kept[kind][i] = Piece(tensor, self._parameters[i])
+            elif kind == "buffer":
+                kept[kind][name] = tensor
+            else:
+                held = tensor if kind == "group" else self._of_state(i, tensor, may_miss=not spare_state)
+                kept[kind].setdefault(i, {})[name] = held
+        for (kind, i, name), tensor in self._now()[0].items():
+            if (kind, i, name) in self._tensors or kind not in ("weight", "state"):
+                continue
+            parameter = self._parameters[i]
+            if kind == "weight":
+                kept[kind][i] = Piece(room_for(tensor, self._where), parameter, spare=True)
+            elif spare_state and _is_whole(parameter, tensor):
+                room = room_for(tensor, self._where)
+                kept[kind].setdefault(i, {})[name] = Piece(room, parameter, spare=True)
+        return {"kept": kept, "values": [[*key, value] for key, value in self._values.items()]}
+
+    def _of_state(self, i: int, tensor: Tensor, *, may_miss: bool) -> Piece | Own | Tensor:
+        """What an optimizer keeps of a parameter: a tensor as large as that, a counter, or something else, of
+        which nobody knows what another rank has."""
+        parameter = self._parameters[i]
+        if _is_whole(parameter, tensor):
+            return Piece(tensor, parameter, may_miss=may_miss)
+        return Own(tensor) if is_dtensor(parameter) and tensor.numel() > 1 else tensor
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the copies of another run of the same model and optimizer."""
         here = self._weights[0].device
         self._tensors = {}
-        for kind, i, name, saved in state["tensors"]:
+        for kind, i, name, saved in _entries(state):
             placed = saved if saved.device == here else copy_of(saved, here)
             kept = self._tensors[kind, i, name] = room_for(placed, self._where)
             copy_into(kept, saved)
@@ -125,7 +154,7 @@ class Snapshot:
 
     @property
     def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return every_parameter(self._optimizer)
 
     def _homes(self) -> dict[tuple[str, int], dict[str, Any]]:
         """Where the optimizer keeps things: its state of each parameter, and its groups."""
@@ -133,6 +162,23 @@ class Snapshot:
         state = state_of(self._optimizer)
         homes = {("state", i): state[p] for i, p in enumerate(self._parameters) if p in state}
         return homes | {("group", i): group for i, group in enumerate(groups)}
+
+
+def _is_whole(parameter: Tensor, tensor: Tensor) -> bool:
+    """Whether this is as large as the parameter; one that is made of several tensors never is."""
+    return tensor.shape == local(parameter).shape and not hasattr(tensor, "__tensor_flatten__")
+
+
+def _entries(state: Mapping[str, Any]) -> Iterator[tuple[str, int, str, Tensor]]:
+    """What was kept, with its key. Before there were pieces it was a list."""
+    if "kept" not in state:
+        yield from state["tensors"]
+        return
+    kept = state["kept"]
+    yield from (("weight", i, "", tensor) for i, tensor in kept["weight"].items())
+    yield from (("buffer", 0, name, tensor) for name, tensor in kept["buffer"].items())
+    for kind in ("state", "group"):
+        yield from ((kind, i, name, t) for i, home in kept[kind].items() for name, t in home.items())
 
 
 def _own(value: Any) -> Any:

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from hdet.replicas import Mean, Replicas, SoloReplica, local
 from hdet.weights.alarm import Alarm
 from hdet.weights.parameters import trained_parameters
-from hdet.weights.sketch import sketch
+from hdet.weights.parcel import Piece
+from hdet.weights.sketch import sketch, sketch_of_shards
 from hdet.weights.window_mean import WindowMean
 
 __all__ = ["PointsTrail", "Trail"]
@@ -120,10 +121,26 @@ class Trail:
             for p, seen, root in zip(self._parameters, some, roots, strict=True)
         ]
 
+    @property
+    def _in_parts(self) -> bool:
+        """Whether sketches are of the whole replica, of which this rank knows which part it holds."""
+        return self._replicas.parts > 1 and self._replicas.reshards
+
     def _sketched(self, weights: Sequence[Tensor]) -> list[_Sketch]:
-        now = [self._by_share([weight.detach() for weight in weights], scope) for scope in self.scopes]
+        every = [weight.detach() for weight in weights]
+        now = [self._by_share(every, scope) for scope in self.scopes]
         norms = self._replicas.whole_norms([_norm(part) for part in now])
-        return list(zip(map(_sketch, now), norms, strict=True))
+        if not self._in_parts:
+            return list(zip(map(_sketch, now), norms, strict=True))
+        seen = [self._of_shards(every[scope], scope) for scope in self.scopes]
+        return list(zip(seen, norms, strict=True))
+
+    def _of_shards(self, shards: Sequence[Tensor], scope: slice) -> Tensor:
+        """The sketch of a scope, the same on all parts and for all ways to cut it."""
+        if not shards:
+            return torch.zeros(1)
+        own = sketch_of_shards(shards, self._parameters[scope], self._shares[scope])
+        return self._replicas.whole_sum(own)
 
     def _by_share(self, tensors: Sequence[Tensor], scope: slice) -> _Shared:
         """Those of a scope, together where their squares count alike: what all parts of a replica hold counts
@@ -159,11 +176,13 @@ class Trail:
             float(torch.linalg.vector_norm(now - before, dtype=_wide(now)))
             for (now, _), (before, _) in zip(self._now, self._before, strict=True)
         ]
+        if not self._in_parts:
+            moved = self._replicas.whole_norms(moved)
         return self._relative(moved, [norm for _, norm in self._before])
 
     def _relative(self, moved: Sequence[float], before: Sequence[float]) -> list[float]:
-        """How far this rank's part of each scope moved, of the norm that the whole had before."""
-        every = zip(self._replicas.whole_norms(moved), before, self.scopes, strict=True)
+        """How far each scope moved, of the norm that it had before."""
+        every = zip(moved, before, self.scopes, strict=True)
         return [far / self._size(norm, scope) for far, norm, scope in every]
 
     def _size(self, norm: float, scope: slice) -> float:
@@ -196,18 +215,16 @@ class Trail:
 
     def state_dict(self) -> dict[str, Any]:
         """The tensors without which a window in progress could not go on bit for bit; they are not copied."""
-        before = [[seen, norm] for seen, norm in self._before]
         return {
-            "mean": self.mean.state_dict(),
-            "before": before,
+            "mean": {**self.mean.state_dict(), "mean": self._numbered(self.mean.tensors)},
+            "before": [[seen, norm] for seen, norm in self._before],
             "least": list(self._least),
             "alarm": None if self._alarm is None else self._alarm.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""
-        self.mean.load_state_dict(state["mean"])
-        self._least = list(state["least"])
+        self._load_mean(state)
         if "before" in state:
             here = [seen.device for seen, _ in self._before]
             saved = zip(state["before"], here, strict=True)
@@ -215,11 +232,30 @@ class Trail:
         else:  # saved when p was kept whole
             self._before = self._sketched(state["previous"])
         self._alarm = None
-        if state.get("alarm") is not None:
+        if state.get("alarm") is not None and self._replicas.ranks == 1:
             steps, *rest = state["alarm"]
             self._alarm = self._new_alarm(steps)
             if self._alarm is not None:
                 self._alarm.load(*rest)
+
+    def _numbered(self, tensors: Sequence[Tensor]) -> dict[int, Piece]:
+        every = zip(self.numbers, tensors, self._parameters, strict=True)
+        return {number: Piece(tensor, parameter) for number, tensor, parameter in every}
+
+    def _in_order(self, saved: Mapping[int, Tensor] | Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of what is trained here; those before had no numbers."""
+        if not isinstance(saved, Mapping):
+            return list(saved)
+        if sorted(saved) != sorted(self.numbers):
+            raise ValueError(
+                f"load_state_dict: the state must be of a run that trains the same parameters, got those "
+                f"numbered {sorted(saved)} for {sorted(self.numbers)}; freeze what was frozen then"
+            )
+        return [saved[number] for number in self.numbers]
+
+    def _load_mean(self, state: Mapping[str, Any]) -> None:
+        self.mean.load_state_dict({**state["mean"], "mean": self._in_order(state["mean"]["mean"])})
+        self._least = list(state["least"])
 
 
 class PointsTrail(Trail):
@@ -303,23 +339,23 @@ class PointsTrail(Trail):
             m, p = self._by_share(self.mean.tensors, scope), self._by_share(self.previous, scope)
             moved.append(_norm({share: list(torch._foreach_sub(m[share], p[share])) for share in p}))
             before.append(_norm(p))
-        return self._relative(moved, self._replicas.whole_norms(before))
+        whole = self._replicas.whole_norms
+        return self._relative(whole(moved), whole(before))
 
     def bytes(self) -> int:
         return _bytes([*self.mean.tensors, *self.previous, *self.end])
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "mean": self.mean.state_dict(),
-            "previous": list(self.previous),
+            "mean": {**self.mean.state_dict(), "mean": self._numbered(self.mean.tensors)},
+            "previous": self._numbered(self.previous),
             "least": list(self._least),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.mean.load_state_dict(state["mean"])
-        self._least = list(state["least"])
-        for mine, saved in zip(self.previous, state["previous"], strict=True):
+        self._load_mean(state)
+        for mine, saved in zip(self.previous, self._in_order(state["previous"]), strict=True):
             mine.copy_(saved)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.replicas import local
 from hdet.weights.room import Where
 from hdet.weights.snapshot import Snapshot
 
@@ -18,16 +19,17 @@ class WayBack:
     """Two snapshots, or none.
 
     Args:
-        weights: the parameters, the frozen ones too, for they may be freed within a window.
+        parameters: all of them, the frozen ones too, for they may be freed within a window.
         optimizer: its state is kept, whatever kind it is.
         model: its buffers are kept.
         where: the window's start is kept. The beginning, which is hardly ever read, lies with the host.
     """
 
     def __init__(
-        self, weights: Sequence[Tensor], optimizer: Optimizer, model: nn.Module, where: Where
+        self, parameters: Sequence[Tensor], optimizer: Optimizer, model: nn.Module, where: Where
     ) -> None:
         self._snapshots: dict[str, Snapshot] = {}
+        weights = [local(parameter) for parameter in parameters]
         if where != "off":
             self._snapshots["snapshot"] = Snapshot(weights, optimizer, model, where)
             self._snapshots["beginning"] = Snapshot(weights, optimizer, model, "host")
@@ -60,9 +62,11 @@ class WayBack:
         return sum(snapshot.bytes() for snapshot in self._snapshots.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Both, under their names."""
-        none = dict.fromkeys(("snapshot", "beginning"))
-        return none | {name: snapshot.state_dict() for name, snapshot in self._snapshots.items()}
+        """Both, under their names. A run mostly begins without optimizer state: there is no room for it."""
+        saved: dict[str, Any] = dict.fromkeys(("snapshot", "beginning"))
+        for name, snapshot in self._snapshots.items():
+            saved[name] = snapshot.state_dict(spare_state=name == "snapshot")
+        return saved
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what there is of them."""

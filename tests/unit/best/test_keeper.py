@@ -18,6 +18,7 @@ from hdet.probes import Probe
 from hdet.replicas import Replicas, SoloReplica
 from hdet.weights.room import Where
 from tests.fakes import Alike
+from tests.states import there_and_back
 
 
 class Point(nn.Module):
@@ -279,7 +280,7 @@ def test_a_saved_keeper_goes_on(offered: int) -> None:
     for step, place in enumerate([2.0, 3.5][:offered]):
         at.offer(place, step)
     file = io.BytesIO()
-    torch.save(at.keeper.state_dict(), file)
+    torch.save(there_and_back(at.keeper.state_dict()), file)
     file.seek(0)
     other.keeper.load_state_dict(torch.load(file, weights_only=True))
     assert other.keeper.choice == at.keeper.choice
@@ -294,7 +295,7 @@ def test_a_saved_keeper_goes_on(offered: int) -> None:
 def test_what_was_not_kept_is_not_said_to_be_handed_over() -> None:
     at, other = Recorded(BATCHES, where="off"), Recorded(BATCHES)
     at.offer(2.0, 1)
-    other.keeper.load_state_dict(at.keeper.state_dict())
+    other.keeper.load_state_dict(there_and_back(at.keeper.state_dict()))
     other.go(77.0)
     assert other.keeper.best is None
     assert other.keeper.hand_over_(standing=False) is None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.best.kept import Kept
+from tests.states import there_and_back
 
 
 def model_with_buffers() -> nn.Sequential:
@@ -148,7 +149,7 @@ def test_a_saved_copy_comes_back(where: Literal["device", "host"]) -> None:
     kept.take(weights_of(model))
     best = standing(model)
     file = io.BytesIO()
-    torch.save(kept.state_dict(), file)
+    torch.save(there_and_back(kept.state_dict()), file)
     file.seek(0)
     state: dict[str, Any] = torch.load(file, weights_only=True)
 
@@ -167,7 +168,7 @@ def test_a_loaded_copy_is_not_the_saved_one() -> None:
     kept.take(weights_of(model))
     best = standing(model)
     resumed = Kept(model, list(model.parameters()), "device")
-    resumed.load_state_dict(kept.state_dict())
+    resumed.load_state_dict(there_and_back(kept.state_dict()))
     move(model)
     kept.take(weights_of(model))
     resumed.write_()
@@ -180,7 +181,8 @@ def test_a_state_is_the_copy_itself() -> None:
     kept = Kept(model, list(model.parameters()), "device")
     kept.take(weights_of(model))
     best = standing(model)
-    state, held = kept.state_dict(), deepcopy(kept.state_dict())
+    state = there_and_back(kept.state_dict())
+    held = deepcopy(state)
     move(model)
     kept.take(weights_of(model))
     assert all(torch.equal(state["weights"][i], p) for i, p in enumerate(model.parameters()))

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, AdamW
 
 import hdet
 from tests.fakes import Alike, Attention
+from tests.states import inside
 from tests.unit.hyperparameters.scenes import hold, train, weights
 
 
@@ -139,10 +140,10 @@ class Run:
 def test_a_resumed_run_goes_on_as_the_unbroken_one(controller: Any) -> None:
     """Through JSON: base values, spreads and what the controller remembers."""
     unbroken = Run(controller=controller)
-    start = unbroken.ensemble.state_dict()["explored"]
+    start = inside(unbroken.ensemble.state_dict())["explored"]
     unbroken.train(6)
     state = json.loads(json.dumps(unbroken.ensemble.state_dict(), allow_nan=False))
-    changed = [(a, b) for a, b in zip(start, state["explored"], strict=True) if a != b]
+    changed = [(a, b) for a, b in zip(start, inside(state)["explored"], strict=True) if a != b]
     assert len(changed) >= 4, "otherwise there would be little to remember"
     resumed = Run(controller=controller)
     resumed.optimizer.load_state_dict(unbroken.optimizer.state_dict())
@@ -156,7 +157,7 @@ def test_a_resumed_run_goes_on_as_the_unbroken_one(controller: Any) -> None:
 def test_a_state_holds_base_values_although_the_replicas_own_stand() -> None:
     run = Run()
     own = run.standing()
-    explored = run.ensemble.state_dict()["explored"]
+    explored = inside(run.ensemble.state_dict())["explored"]
     assert [saved["base"] for saved in explored[1:]] == [0.1, 0.1, 0.5, 0.1, 0.5]
     assert run.standing() == own
     assert all(own[name] != 0.1 for name in ("dropout", "label_smoothing"))

@@ -20,6 +20,7 @@ from hdet.policies.beside import Beside, InTurn
 from hdet.policies.incumbent import Incumbent
 from hdet.replicas import SoloReplica
 from hdet.schedules import Windows
+from tests.states import there_and_back
 
 SIZE = 8
 
@@ -180,7 +181,7 @@ def test_after_an_improvement_nothing_has_been_moved_since_the_best() -> None:
         assert best.improves == (loss != 1.5)
         assert best.others_moved == (loss == 1.5)
     again = incumbent()
-    again.load_state_dict(best.state_dict())
+    again.load_state_dict(there_and_back(best.state_dict()))
     assert again.others_moved
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hdet
 from tests.fakes import Alike
+from tests.states import inside
 
 T = 4
 
@@ -105,7 +106,7 @@ def test_lost_weights_leave_the_momentum_as_it_was() -> None:
     optimizer, ensemble = island(model, hdet.Outer())
     for step in range(T):
         ensemble.step(train_once(model, optimizer, step))
-    before = {key: v.clone() for key, v in ensemble.state_dict()["outer"]["velocity"].items()}
+    before = {key: v.clone() for key, v in inside(ensemble.state_dict())["outer"]["velocity"].items()}
     assert before
     records = []
     for step in range(T, 2 * T):
@@ -114,7 +115,7 @@ def test_lost_weights_leave_the_momentum_as_it_was() -> None:
             model.one.bias.data[2] = math.inf
         records.append(ensemble.step(loss))
     assert any("did not step" in event for event in records[-1].events)
-    after = ensemble.state_dict()["outer"]["velocity"]
+    after = inside(ensemble.state_dict())["outer"]["velocity"]
     assert all(torch.equal(after[key], v) for key, v in before.items())
 
 
@@ -136,7 +137,7 @@ def test_state_is_two_copies_of_the_weights_and_less_where_less_is_needed() -> N
 
 
 def kept(ensemble: hdet.Ensemble) -> int:
-    state = ensemble.state_dict()["outer"]
+    state = inside(ensemble.state_dict())["outer"]
     return sum(t.numel() for of in ("start", "velocity", "gradient") for t in (state[of] or {}).values())
 
 

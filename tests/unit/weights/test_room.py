@@ -17,6 +17,7 @@ import hdet
 from hdet.weights.room import bytes_of, copy_into, copy_of, fits, room_for, settled
 from hdet.weights.snapshot import Snapshot
 from tests.fakes import Alike
+from tests.states import there_and_back
 from tests.unit.training import X, probe_of, squared
 
 BLOCK = 64
@@ -151,7 +152,7 @@ def check_way_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
         assert where == [t.data_ptr() for t in bits(optimizer)]
     file = io.BytesIO()
-    torch.save(snapshot.state_dict(), file)
+    torch.save(there_and_back(snapshot.state_dict()), file)
     file.seek(0)
     loaded = Snapshot(list(model.parameters()), optimizer, model, "host")
     loaded.load_state_dict(torch.load(file, weights_only=False))

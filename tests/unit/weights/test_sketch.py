@@ -53,7 +53,7 @@ def test_small_movements_are_not_lost_in_rounding() -> None:
 def test_many_pieces_at_once_are_the_same_as_one_after_the_other(dtype: torch.dtype, before: int) -> None:
     """The way of a GPU, and its slow twin."""
     pieces = noise(7, 65_536).to(dtype)
-    slow, fast = (_Bins(pieces.device) for _ in range(2))
+    slow, fast = (_Bins(pieces) for _ in range(2))
     for bins in (slow, fast):
         for k in range(before):
             bins.add_piece(noise(100 + k))

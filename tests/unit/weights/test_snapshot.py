@@ -15,6 +15,7 @@ from torch.optim import SGD
 
 import hdet
 from hdet.weights.snapshot import Snapshot
+from tests.states import there_and_back
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -176,7 +177,7 @@ def test_a_resumed_run_can_go_back_to_where_the_unbroken_one_could(kind: str) ->
     then = everything(model, optimizer)
     train_step(model, optimizer, 3)
     file = io.BytesIO()
-    torch.save([model.state_dict(), optimizer.state_dict(), snapshot.state_dict()], file)
+    torch.save([model.state_dict(), optimizer.state_dict(), there_and_back(snapshot.state_dict())], file)
     file.seek(0)
     weights, state, kept = torch.load(file, weights_only=True)
     model, optimizer = build(kind)
