@@ -122,6 +122,19 @@ def test_doctor_exits_1_when_a_replica_is_not_where_it_should_be(monkeypatch, me
     assert said in result.output
 
 
+def test_doctor_says_of_a_run_whether_it_was_healthy(tmp_path):
+    save(tmp_path / "one.jsonl", whole())
+    healthy = run(app, ["doctor", str(tmp_path / "one.jsonl")])
+    assert healthy.stdout.startswith("one: Found a learning rate")
+    save(tmp_path / "two.jsonl", whole()[:1])
+    both = run(app, ["doctor", str(tmp_path)])
+    assert both.exit_code == 1
+    assert "  error: no sync has been recorded: train at least until" in both.stdout
+    told = [json.loads(line) for line in run(app, ["doctor", str(tmp_path), "--json"]).stdout.splitlines()]
+    assert [line["run"] for line in told] == ["one", "two"]
+    assert told[1]["findings"][0]["level"] == "error"
+
+
 def test_doctor_under_torchrun_examines_the_ranks_it_was_started_with():
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hdet", "doctor"]
     result = subprocess.run(
@@ -226,12 +239,12 @@ def test_find_says_the_rate_of_a_user_s_own_model_and_writes_its_schedule(tmp_pa
     assert 0 < optimizer.param_groups[0]["lr"] < 1
 
 
-@pytest.mark.parametrize("command", ["report", "watch"])
+@pytest.mark.parametrize("command", ["report", "watch", "doctor"])
 def test_looking_at_a_run_imports_no_torch(command, tmp_path):
     path = save(tmp_path / "run.jsonl", whole())
-    more = ["--plain", "--once"] if command == "watch" else ["-o", str(tmp_path / "page.html")]
+    more = {"watch": ["--plain", "--once"], "report": ["-o", str(tmp_path / "page.html")], "doctor": []}
     code = (
-        f"import sys\nfrom hdet.cli import app\ntry: app({[command, str(path), *more]!r})\n"
+        f"import sys\nfrom hdet.cli import app\ntry: app({[command, str(path), *more[command]]!r})\n"
         "except SystemExit as e: assert not e.code\n"
         "assert not {'torch', 'numpy', 'plotly'} & sys.modules.keys()"
     )
