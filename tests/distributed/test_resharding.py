@@ -3,23 +3,29 @@ had been in them all along, and into an object that has not trained a step."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import hdet
 from hdet.replicas.launch import LocalProcesses
+from tests.distributed.classifier import listening
 from tests.distributed.sharded import Run, shards
 from tests.distributed.test_sharded import alike
+from tests.states import inside
 
 STEPS = 120
 #: At the end of a window, and within one.
 AT_END, WITHIN = 50, 67
-#: What is not the same after a resume: what was trained before it is not in the mean of its window's losses.
 Door = Callable[[Run], Any]
 
 
@@ -116,3 +122,183 @@ def test_another_layout(
 ) -> None:
     found = alike(ranks.run(resumed, layout, saved["path"], at, size=size))
     goes_on(saved["run"], found)
+
+
+def test_matrices_on_several_ranks_to_one_process_and_back(ranks: LocalProcesses, tmp_path: Path) -> None:
+    """Shards of columns and rows, some of them cut twice, and layers that all ranks hold."""
+    run, options = functools.partial(unbroken, widths=(8, 4)), {"widths": (8, 4)}
+    again = functools.partial(resumed, **options)
+    whole = alike(ranks.run(run, "fsdp2 x tp", str(tmp_path), size=4))
+    goes_on(whole, ranks.run(again, "solo", str(tmp_path), WITHIN, size=1)[0])
+    goes_on(whole, alike(ranks.run(again, "tp", str(tmp_path), WITHIN, size=4)))
+    goes_on(whole, alike(ranks.run(again, "fsdp2 x tp", str(tmp_path), WITHIN, size=4)), exactly=True)
+
+
+def spread_out(run: Run) -> Any:
+    return auto_lr(run, spread=0.2)
+
+
+def one_cycle(run: Run) -> Any:
+    settings: dict[str, Any] = {"ensemble_lr_spread_ratio": 0.3, "model_sync_interval": 10}
+    settings |= {"auto_lr_warmup_steps": 0, "enable_auto_lr": True, "loss_scale": 0.02, "model": run.model}
+    return hdet.OneCycleAutoLR(run.optimizer, 0.05, total_steps=STEPS, **settings)
+
+
+def ensemble(run: Run) -> Any:
+    explore = [hdet.LearningRate(spread=0.2)]
+    return hdet.Ensemble(run.optimizer, explore, probe=run.probe(2), sync_every=10, model=run.model)
+
+
+@pytest.mark.parametrize("make", [spread_out, one_cycle, ensemble])
+def test_replicas_that_diverge(ranks: LocalProcesses, tmp_path: Path, make: Door) -> None:
+    """At a sync, where they are one model; on two replicas again, however they lie."""
+    whole = alike(ranks.run(unbroken, "hsdp", str(tmp_path), make, size=4))
+    goes_on(whole, alike(ranks.run(resumed, "hsdp", str(tmp_path), AT_END, make, size=4)), exactly=True)
+    goes_on(whole, alike(ranks.run(resumed, "ddp", str(tmp_path), AT_END, make, size=2)))
+
+
+def best_mean(rank: int, layout: str, path: str, resume: bool) -> dict[str, Any]:
+    run = Run(rank, layout)
+    best = hdet.BestMean(run.model, run.probe())
+    if resume:
+        best = load(run, lambda run: best, path, WITHIN, early=True)
+    while run.number < STEPS:
+        run.train_once()
+        best.step()
+        if run.number == WITHIN:
+            save(run, best, path)
+    handed = best.finish_()
+    return {"records": [], "weights": run.weights(), "handed": handed}
+
+
+@pytest.mark.parametrize(("layout", "size"), [("fsdp2", 2), ("solo", 1)])
+def test_the_best_mean(ranks: LocalProcesses, tmp_path: Path, layout: str, size: int) -> None:
+    whole = alike(ranks.run(best_mean, "hsdp", str(tmp_path), False, size=4))
+    found = alike(ranks.run(best_mean, layout, str(tmp_path), True, size=size))
+    assert (found["handed"].kind, found["handed"].step) == (whole["handed"].kind, whole["handed"].step)
+    for name, weight in whole["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=1e-6, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- what cannot go on is refused
+
+
+def into_fresh(rank: int, path: str) -> dict[str, Any]:
+    """One process: before the first step of the optimizer, with a step that makes its state, and loaded."""
+    run = Run(rank, "solo")
+    auto = auto_lr(run)
+    run.run(auto, WITHIN)
+    save(run, auto, path)
+    kept = snapshot_of(auto)
+    said = ""
+    try:
+        dcp.load({"door": auto_lr(Run(rank, "solo"))}, checkpoint_id=f"{path}/door")
+    except ValueError as error:
+        said = str(error)
+    fresh = Run(rank, "solo")
+    again = auto_lr(fresh)
+    fresh.train_once()
+    dcp.load({"door": again}, checkpoint_id=f"{path}/door")
+    return {"said": said, "kept": kept, "again": snapshot_of(again)}
+
+
+def snapshot_of(auto: hdet.AutoLR) -> Any:
+    """A copy: what state_dict() gives is written over."""
+    return copy.deepcopy(inside(auto.state_dict()["engine"])["policies"][0]["snapshot"])
+
+
+def test_a_fresh_object_takes_all_or_says_what_is_missing(ranks: LocalProcesses, tmp_path: Path) -> None:
+    (found,) = ranks.run(into_fresh, str(tmp_path), size=1)
+    assert "Load the optimizer first" in found["said"]
+    assert "snapshot/kept/state/0/exp_avg" in found["said"]
+    for kind in ("weight", "state"):
+        torch.testing.assert_close(found["again"]["kept"][kind], found["kept"]["kept"][kind], rtol=0, atol=0)
+    assert len(found["kept"]["kept"]["state"]) == 6
+
+
+def flat(rank: int, path: str) -> list[str]:
+    """A distributed checkpoint of flat parameters, offered to every rank, and to another layout."""
+    run = Run(rank, "fsdp1 original")
+    auto = auto_lr(run)
+    run.run(auto, WITHIN)
+    dcp.save({"door": auto}, checkpoint_id=path)
+    other = Run(rank, "fsdp2")
+    made = auto_lr(other)
+    other.train_once()
+    said = []
+    for door in (auto, made):
+        try:
+            dcp.load({"door": door}, checkpoint_id=path)
+            said.append("")
+        except BaseException as error:  # torch's own is no Exception
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def test_flat_parameters_stay_where_they_are(ranks: LocalProcesses, tmp_path: Path) -> None:
+    for rank, (same, other) in enumerate(ranks.run(flat, str(tmp_path), size=4)):
+        assert ("cannot be cut otherwise; fully_shard's can" in same) == (rank > 0)
+        assert "Missing key in checkpoint" in other
+
+
+def onto_flat(rank: int, path: str) -> str:
+    run = Run(rank, "fsdp1 original")
+    auto = auto_lr(run)
+    run.train_once()
+    try:
+        dcp.load({"door": auto}, checkpoint_id=f"{path}/{WITHIN}/door")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_flat_parameters_take_no_others(ranks: LocalProcesses, saved: dict[str, Any]) -> None:
+    for said in ranks.run(onto_flat, saved["path"], size=4):
+        assert "whose shards know where they lie" in said
+
+
+def own_file(rank: int, layout: str) -> tuple[bool, str]:
+    """``weights_only``, from a file for each rank; and the file of the next one."""
+    run = Run(rank, layout, widths=(8, 4))
+    auto = auto_lr(run)
+    run.run(auto, WITHIN)
+    file = io.BytesIO()
+    torch.save(auto.state_dict(), file)
+    states: list[Any] = [None] * 4
+    dist.all_gather_object(states, file.getvalue())
+    before = snapshot_of(auto)
+    auto.load_state_dict(torch.load(io.BytesIO(states[rank]), weights_only=True))
+    after = snapshot_of(auto)
+    same = all(torch.equal(before["kept"]["weight"][i], w) for i, w in after["kept"]["weight"].items())
+    try:
+        auto.load_state_dict(torch.load(io.BytesIO(states[(rank + 1) % 4]), weights_only=True))
+    except ValueError as error:
+        return same, str(error)
+    return same, ""
+
+
+@pytest.mark.parametrize("layout", ["fsdp2", "fsdp2 x tp", "fsdp1 original"])
+def test_a_file_for_each_rank(ranks: LocalProcesses, layout: str) -> None:
+    for same, said in ranks.run(own_file, layout, size=4):
+        assert same
+        assert "must be of this rank's own part of the model" in said
+
+
+def more_replicas(rank: int, path: str, save_it: bool) -> list[str]:
+    run = Run(rank, "solo" if save_it else "ddp")
+    if save_it:
+        auto = auto_lr(run)
+        run.run(auto, WITHIN)
+        save(run, auto, path)
+        return []
+    with listening() as heard:
+        auto = load(run, auto_lr, path, WITHIN, early=True)
+        run.run(auto, STEPS)
+    assert auto.finish_() is not None
+    return heard
+
+
+def test_losses_of_fewer_replicas_are_not_compared(ranks: LocalProcesses, tmp_path: Path) -> None:
+    ranks.run(more_replicas, str(tmp_path), True, size=1)
+    for heard in ranks.run(more_replicas, str(tmp_path), False, size=2):
+        assert sum("the state is of 1 replicas, and this run has 2" in line for line in heard) == 1

@@ -36,9 +36,12 @@ def make(replicas: Replicas, parameters: Iterable[Tensor], state: Mapping[str, A
     """A state for files: ``values``, which a distributed checkpoint does not look into (it takes a tuple for
     one thing), and ``tensors`` under keys that do not change during a run."""
     parcel = Parcel.of(state)
-    bound = parcel.bound or bool(parcel.tensors and not replicas.reshards)
-    values = {"state": parcel.values, "part": [replicas.part, replicas.parts], "bound": bound}
+    values: dict[str, Any] = {"state": parcel.values, "part": [replicas.part, replicas.parts]}
     tensors = {"ruler": ruler(parameters), **parcel.tensors} if parcel.tensors else {}
+    values["cut"] = bool(tensors)
+    values["bound"] = parcel.bound or (values["cut"] and not replicas.reshards)
+    if values["bound"]:  # a checkpoint is not to cut them, nor to take one rank's for another's
+        values["tensors"], tensors = tensors, {}
     return {"values": (values,), "tensors": tensors}
 
 
@@ -56,10 +59,12 @@ def take(
             )
         return saved
     values: Mapping[str, Any] = saved["values"][0]
-    tensors: dict[str, Tensor] = saved["tensors"]
-    if values["bound"] or (tensors and not replicas.reshards):
+    tensors: dict[str, Tensor] = values.get("tensors", saved["tensors"])
+    if values["bound"]:
         _check_part(caller, replicas, values["part"])
-    elif tensors:
+    elif values["cut"] and not replicas.reshards:
+        raise _is_cut_otherwise(caller, replicas)
+    elif values["cut"]:
         _check_shards(caller, replicas, local(tensors["ruler"]), local(ruler(parameters)))
     state, missing, dropped = Parcel(values["state"], tensors).opened()
     if missing:
@@ -130,6 +135,14 @@ def _check_part(caller: str, replicas: Replicas, saved: Sequence[int]) -> None:
             "ZeroRedundancyOptimizer and quantised state cannot be cut otherwise; fully_shard's can, through "
             "torch.distributed.checkpoint"
         )
+
+
+def _is_cut_otherwise(caller: str, replicas: Replicas) -> ValueError:
+    return ValueError(
+        f"{caller}.load_state_dict: the state is of a model whose shards know where they lie, and those of "
+        f"this one, part {replicas.part} of {replicas.parts}, do not (FullyShardedDataParallel, "
+        "ZeroRedundancyOptimizer); shard it with fully_shard, or begin the search anew"
+    )
 
 
 def _check_shards(caller: str, replicas: Replicas, marks: Tensor, own: Tensor) -> None:
