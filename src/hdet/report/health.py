@@ -27,7 +27,6 @@ _MENDS = {
     "replica lost": "its weights were left out of the mean; if it is always the same rank, look at its data "
     "and its device",
     "overfitting": "the best weights were kept: call finish_(); regularise more, or train less",
-    "rate at a bound": "widen the bounds of what stands there, if it is meant to go on",
     "steps not counted": "call step() once after every optimizer.step()",
     "probe in doubt": "give the probe batches that are not trained on, of the same kind",
     "probe too noisy": "give the probe more batches, or larger ones",
@@ -57,7 +56,8 @@ def examine(lines: Sequence[Record], torn: int = 0) -> list[Finding]:
     facts = facts_of(lines)
     if not any("kind" not in line for line in lines):
         return [Finding("error", "no sync has been recorded", "train at least until the first window ends")]
-    found = [*_end(facts), *_losses(facts), *_alerts(lines), *_file(lines, torn)]
+    searched = any(line.get("horizon") for line in lines)
+    found = [*_end(facts), *_losses(facts, searched=searched), *_alerts(lines), *_file(lines, torn)]
     if facts.cost > _DEAR:
         text = f"syncs took {share(facts.cost)} of the time"
         found.append(
@@ -87,7 +87,7 @@ def _end(facts: Facts) -> Iterable[Finding]:
     )
 
 
-def _losses(facts: Facts) -> Iterable[Finding]:
+def _losses(facts: Facts, *, searched: bool) -> Iterable[Finding]:
     if not math.isfinite(facts.last_loss):
         yield Finding(
             "error", "no loss was ever finite", "look at the data and the loss before any learning rate"
@@ -106,7 +106,7 @@ def _losses(facts: Facts) -> Iterable[Finding]:
             f"nothing was learnt: the loss went from {number(facts.first_loss)} to {number(facts.last_loss)}",
             "look at whether the optimizer holds the parameters that the loss depends on",
         )
-    elif facts.handed is None and facts.best_loss < facts.last_loss - 0.05 * _gained(facts):
+    elif searched and facts.handed is None and facts.best_loss < facts.last_loss - 0.05 * _gained(facts):
         step = "" if facts.best_step is None else f" of step {count(facts.best_step)}"
         yield Finding(
             "warning",
