@@ -302,3 +302,18 @@ def test_losses_of_fewer_replicas_are_not_compared(ranks: LocalProcesses, tmp_pa
     ranks.run(more_replicas, str(tmp_path), True, size=1)
     for heard in ranks.run(more_replicas, str(tmp_path), False, size=2):
         assert sum("the state is of 1 replicas, and this run has 2" in line for line in heard) == 1
+
+
+def unknown_placement(rank: int) -> bool:
+    """As on a torch that does not know the placement of a shard which is cut again."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    known = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals([kind for kind in known if kind is not _StridedShard])
+    auto_lr(Run(rank, "fsdp2 x tp", widths=(8, 4)))
+    return _StridedShard in torch.serialization.get_safe_globals()
+
+
+def test_every_placement_can_be_loaded(ranks: LocalProcesses) -> None:
+    assert all(ranks.run(unknown_placement, size=4))

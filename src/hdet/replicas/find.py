@@ -17,6 +17,7 @@ from hdet.replicas.layout import Layout, layout_of
 from hdet.replicas.process import PATIENCE, ProcessReplicas
 from hdet.replicas.refusals import refuse_missing_group, refuse_overlap, refuse_unknown_shards
 from hdet.replicas.sharded import ShardedReplicas
+from hdet.replicas.shards import allow_placements
 from hdet.replicas.solo import SoloReplica
 from hdet.replicas.stacked.optimizer import StackedOptimizer
 from hdet.replicas.zero import zero_groups
@@ -112,6 +113,7 @@ def _sharded(
         )
     within = ProcessReplicas(_group(layout.ranks, layout), device)
     replicas = ShardedReplicas(across, within, layout)
+    allow_placements(parameters)
     digest = zlib.crc32(repr([layout.shard_of(parameter) for parameter in parameters]).encode())
     if odd := replicas.unlike([float(digest)]):
         raise RuntimeError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from hdet.replicas.layout import sharded_dimensions
 from hdet.replicas.local import is_dtensor, local
 
-__all__ = ["place_of", "places", "ruler", "sharded_like"]
+__all__ = ["allow_placements", "place_of", "places", "ruler", "sharded_like"]
 
 #: Marks on a ruler. Beyond so many parts the last ones have none, and are not told apart.
 _MARKS = 1 << 14
@@ -77,6 +77,18 @@ def places(parameter: Tensor, start: int, stop: int, device: torch.device) -> Te
         at //= max(size, 1)
         stride *= length
     return whole
+
+
+def allow_placements(parameters: Iterable[Tensor]) -> None:
+    """Let ``torch.load(weights_only=True)`` read states that hold such shards. Torch before 2.13 knows all
+    placements but the one of a shard that is cut again."""
+    kinds = {type(placement) for p in parameters if is_dtensor(p) for placement in _placements(p)}
+    torch.serialization.add_safe_globals([*kinds])
+
+
+def _placements(parameter: Any) -> Sequence[Any]:
+    placements: Sequence[Any] = parameter.placements
+    return placements
 
 
 def _chunk(parameter: Any) -> Any:
