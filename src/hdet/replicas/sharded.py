@@ -41,6 +41,10 @@ class ShardedReplicas(Replicas):
     def __repr__(self) -> str:
         return f"ShardedReplicas({self.size} of {self.parts} ranks)"
 
+    def begin(self, doing: str) -> None:
+        self._within.begin(doing)
+        self._across.begin(doing)
+
     def gather_ranks(self, row: Sequence[float | Tensor]) -> list[list[float]]:
         width = len(row)
         of_replica = [value for own in self._within.gather(row) for value in own]
