@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test chaos lint clean
 
 demo: $(READY)
 	$(BIN)/hdet demo
 
 test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# Faults at random places; minutes, and no part of the tests.
+chaos: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/poisons.py tests/chaos/kills.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -368,7 +368,7 @@ class Cycle:
         began = time.perf_counter()
         with self._parts.attendance.meeting("sync", self._where):
             judging = [policy for policy in self._policies if policy.judges(self._steps)]
-            gathered = self._parts.sync(self._steps, self._training_loss, judging)
+            gathered = self._parts.sync(*self._where(), self._training_loss, judging)
         self._parts.attendance.narrow()
         self._since_sync = 0
         predicted = tuple(math.nan for _ in gathered.losses)

@@ -8,7 +8,7 @@ others, and it takes that, weights, buffers and optimizer state. To need it agai
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -17,8 +17,10 @@ from hdet.replicas import Replicas
 
 __all__ = ["Health"]
 
-#: So many times the largest loss, or norm, of all the others is no training any more.
-_EXPLODED = 1e3
+#: So many times what the soundest replica has, or a sound one has ever had, is no training any more: of the
+#: weights' norm; of the loss, if the weights are larger, too (a loss near zero has any ratio); and of all
+#: else, where a gradient that spikes leaves its square.
+_WEIGHTS, _LOSS, _LARGER, _REST = 1e3, 1e3, 1.5, 1e12
 #: So often in a row the same replica is taken back into the mean.
 _IN_A_ROW = 8
 
@@ -36,8 +38,8 @@ class Health:
         self._caller = caller
         self._replicas = replicas
         self._converge = converge
-        #: The largest loss with which a replica was well.
-        self._usual = 0.0
+        #: The largest norms and loss with which a replica was sound.
+        self._usual = [0.0, 0.0, 0.0]
         self._in_a_row: dict[int, int] = {}
 
     def row(self) -> list[float | Tensor]:
@@ -61,23 +63,31 @@ class Health:
         sizes = [norms[at : at + parts] for at in range(0, len(norms), parts)]
         here = [r for r in range(len(sizes)) if r not in joined]
         lost = {r: why for r in here if (why := _not_finite(sizes[r], losses[r] if losses else 0.0))}
-        sound = [r for r in here if r not in lost]
-        exploded = self._exploded(
-            {r: max(weights for weights, _ in sizes[r]) for r in sound},
-            {r: losses[r] for r in sound} if losses else {},
-        )
-        self._count(lost | exploded)
-        return lost | exploded
+        sound = {
+            r: (*(max(part[k] for part in sizes[r]) for k in (0, 1)), abs(losses[r]) if losses else 0.0)
+            for r in here
+            if r not in lost
+        }
+        lost |= self._exploded(sound)
+        self._count(lost)
+        return lost
 
-    def _exploded(self, weights: dict[int, float], losses: dict[int, float]) -> dict[int, str]:
+    def _exploded(self, sound: Mapping[int, Sequence[float]]) -> dict[int, str]:
+        """Of replicas that are finite, by the norms of their weights and of all else, and their losses."""
+        if not sound:
+            return {}
+        least = [min(column) for column in zip(*sound.values(), strict=True)]
+        usual = [max(both) for both in zip(self._usual, least, strict=True)]
         found: dict[int, str] = {}
-        for what, values, usual in (("loss", losses, self._usual), ("weights' norm", weights, 0.0)):
-            for r, value in values.items():
-                others = [abs(other) for s, other in values.items() if s != r]
-                if others and value > _EXPLODED * max(usual, *others) > 0:
-                    found.setdefault(r, f"its {what} is {value:.3g}, the others' at most {max(others):.3g}")
-        well = [abs(loss) for r, loss in losses.items() if r not in found]
-        self._usual = max([self._usual, *well])
+        for r, (weights, rest, loss) in sound.items():
+            if weights > _WEIGHTS * usual[0] > 0:
+                found[r] = f"the norm of its weights is {weights:.3g}, another's {least[0]:.3g}"
+            elif loss > _LOSS * usual[2] > 0 and weights > _LARGER * least[0]:
+                found[r] = f"its loss is {loss:.3g}, another's {least[2]:.3g}"
+            elif rest > _REST * usual[1] > 0:
+                found[r] = f"the norm of its buffers and state is {rest:.3g}, another's {least[1]:.3g}"
+        well = [values for r, values in sound.items() if r not in found]
+        self._usual = [max(column) for column in zip(self._usual, *well, strict=True)]
         return found
 
     def _count(self, lost: dict[int, str]) -> None:

@@ -7,9 +7,12 @@ only where digests differ are the words exchanged, which name who has what.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import sys
+import importlib
+import pkgutil
 from collections.abc import Sequence
+from types import ModuleType
 
 import hdet
 from hdet.engine.fan_out import FanOut
@@ -39,14 +42,15 @@ class Lasting:
         self._policies = policies
 
     def digest(self) -> float:
-        """Of all facts, exact as a float."""
-        text = repr(self.facts()).encode()
+        """Of all that must be the same, exact as a float."""
+        constants = [vars(module)[key] for _, module, key in _constants()]
+        text = repr((self.facts(), hdet.__version__, constants)).encode()
         return float(int.from_bytes(hashlib.sha256(text).digest()[:6], "big"))
 
     def object(self) -> None:
         """Digests differ: raise on every rank, saying who has what. A collective."""
         try:
-            self._replicas.agree(f"{self._caller}.step", self.facts())
+            self._replicas.agree(f"{self._caller}.step", {**self.facts(), **code_facts()})
         except RuntimeError as error:
             raise RuntimeError(
                 f"{error}. Load the same checkpoint everywhere, saved within at_base(), install the same "
@@ -63,20 +67,26 @@ class Lasting:
         facts |= {f"the spread of {axis.name}": _number(axis.spread) for axis in axes}
         facts |= {f"the factor of {axis.name}": _number(axis.factor) for axis in self._fan_out.learning_rates}
         facts |= {f"the end of window {i}": str(policy.window_end) for i, policy in enumerate(self._policies)}
-        return {**facts, "the seed": str(self._fan_out.seed), **code_facts()}
+        return {**facts, "the seed": str(self._fan_out.seed)}
 
 
 def code_facts() -> dict[str, str]:
     """hdet's version, and every number that stands under a constant's name in the code that decides."""
-    facts = {"hdet's version": hdet.__version__}
-    for module in sorted(name for name in sys.modules if name.startswith("hdet.")):
-        if module.split(".")[1] not in _ROOMS or (loaded := sys.modules[module]) is None:
-            continue
-        for name, value in vars(loaded).items():
-            constant = name.isupper() and not name.startswith("__")
-            if constant and isinstance(value, (int, float, str, tuple)):
-                facts[f"{module}.{name}"] = repr(value)
-    return facts
+    return {"hdet's version": hdet.__version__, **{name: repr(vars(m)[key]) for name, m, key in _constants()}}
+
+
+@functools.cache
+def _constants() -> list[tuple[str, ModuleType, str]]:
+    """Full name, module and name in it. All of a room, loaded or not: ranks may have used different ones."""
+    rooms = [importlib.import_module(f"hdet.{room}") for room in _ROOMS]
+    names = [f"{room.__name__}.{info.name}" for room in rooms for info in pkgutil.iter_modules(room.__path__)]
+    modules = [importlib.import_module(name) for name in sorted(names)]
+    return [
+        (f"{module.__name__}.{key}", module, key)
+        for module in modules
+        for key, value in vars(module).items()
+        if key.isupper() and not key.startswith("__") and isinstance(value, (int, float, str, tuple))
+    ]
 
 
 def _number(value: float) -> str:

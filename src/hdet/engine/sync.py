@@ -25,8 +25,8 @@ from hdet.replicas import Replicas
 
 __all__ = ["Gathered", "Sync", "record_of"]
 
-#: A row begins with the distance, then the five numbers of a training loss.
-_LOSS_AT, _MEASURED_AT = 1, 6
+#: A row begins with step, round and distance, then the five numbers of a training loss.
+_LOSS_AT, _MEASURED_AT = 3, 8
 _Row = Sequence[float | Tensor]
 
 
@@ -88,7 +88,7 @@ class Sync:
         self._starts = starts
         self._diverges = diverges
 
-    def __call__(self, steps: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
+    def __call__(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
         """Meet. A collective: every rank calls it after the same step."""
         began_apart = self._starts.check()
         where = f"{self._caller}.step: step {steps}: the probe"
@@ -101,12 +101,13 @@ class Sync:
             divergence, odd = self.average(training, own_losses) if self._diverges else (undiverged, ())
             at_mean = self._measure(where, [(policy, policy.at_mean) for policy in judging])
         measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
-        row = [divergence.distance, *training.row(), *(value for own in measured for value in own)]
+        row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
+        row += [value for own in measured for value in own]
         rows = self._attendance.heard(self._replicas.gather(row))
         losses = [row[_LOSS_AT:_MEASURED_AT] for row in rows]
         return Gathered(
             divergence=divergence,
-            distances=tuple(row[0] for row in rows),
+            distances=tuple(row[2] for row in rows),
             losses=mean_losses(losses),
             training=sample_of(losses),
             rows=_apart([row[_MEASURED_AT:] for row in rows], [len(own) for own in measured]),
@@ -138,9 +139,13 @@ class Sync:
         self._starts.check()  # before they are mixed
         joined = self._attendance.joined  # they hold another one's weights, and take the mean of the others
         lost = self._lost(own_losses[0] if own_losses else training.total(), joined)
-        if len(lost) == self._replicas.size - len(joined):
+        if lost and len(lost) == self._replicas.size - len(joined):
+            first = lost[min(lost)]
             divergence, odd = self._converge(ends_round=ends_round)
-            return divergence, (*odd, f"no replica is left: of the first one {lost[min(lost)]}")
+            return divergence, (
+                *odd,
+                f"no replica can enter the mean, the weights are lost: of the first one {first}",
+            )
         divergence, odd = self._converge([*lost, *joined], ends_round=ends_round)
         return divergence, (*odd, *(f"replica {r} left out of the mean: {lost[r]}" for r in sorted(lost)))
 

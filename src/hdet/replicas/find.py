@@ -139,5 +139,5 @@ def _meeting(ranks: Sequence[int], layout: Layout, device: torch.device) -> Proc
     """These ranks, like a group of them that exists, if there is one."""
     for group in (dist.group.WORLD, *layout.groups):
         if dist.get_process_group_ranks(group) == list(ranks):
-            return ProcessReplicas(group, device)
+            return ProcessReplicas(group, device, ranks=ranks)
     return ProcessReplicas(None, device, ranks=ranks)

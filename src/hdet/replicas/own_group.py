@@ -28,7 +28,8 @@ logger = logging.getLogger("hdet")
 #: How long a rank waits for the others, unless the environment says otherwise.
 PATIENCE = timedelta(minutes=10)
 VARIABLE = "HDET_PATIENCE"
-#: Those who wait in vain do so at about the same time; this long they wait for one another's word.
+#: Once one rank gives up the others soon fail, too: so many seconds they wait for one another's word, and
+#: never longer than half the patience.
 _LAST_WORDS = 2.0
 
 #: By ranks, backend and patience. Weak: who destroys the default group destroys these, and they are to go.
@@ -59,12 +60,13 @@ def own_group(
             (one whose members change, say) cannot be had twice, and is returned as it is.
         device: from where its backend can send.
         patience: its timeout.
-        ranks: who is in it, if not those of ``like``.
+        ranks: who is in it, where all ranks of the default group are making groups of their own at once.
     """
     world = dist.group.WORLD
     like = world if like is None else like
-    if type(like) is not dist.ProcessGroup or type(world) is not dist.ProcessGroup:
+    if ranks is None and type(like) is not dist.ProcessGroup:
         return like
+    at_once = ranks is not None
     ranks = dist.get_process_group_ranks(like) if ranks is None else list(ranks)
     backend = dist.get_backend(like)
     for key, known in list(_own.items()):
@@ -75,7 +77,11 @@ def own_group(
         return _own[key]()
     if like in [known() for known in _own.values()] and dist.get_process_group_ranks(like) == ranks:
         return like
-    group = _made(like, ranks, device, backend, patience)
+    everybody = ranks == dist.get_process_group_ranks(world)
+    if not everybody and (obstacle := _obstacle(like, ranks, device, patience, at_once=at_once)):
+        logger.warning("ranks %s meet in the process group that was given: %s", ranks, obstacle)
+        return like
+    group = _made(None if everybody else ranks, backend, patience)
     _own[key] = weakref.ref(group)
     return group
 
@@ -87,34 +93,37 @@ def forget(group: Any) -> None:
             del _own[key]
 
 
-def who_gave_up(group: Any, rank: int, size: int, doing: str) -> str:
-    """Where those are who have given up waiting as well, and who never came; "" where that cannot be known.
+def who_gave_up(group: Any, rank: int, size: int, doing: str, patience: timedelta) -> str:
+    """Where those are who have given up waiting as well, and who is silent; "" where that cannot be known.
 
     By way of the store through which the ranks met, in a thread: the one who keeps it may be the one who is
     stuck.
     """
     told: dict[int, str] = {}
-    asking = threading.Thread(target=_exchange_last_words, args=(told, group, rank, size, doing), daemon=True)
+    seconds = min(_LAST_WORDS, patience.total_seconds() / 2)
+    about = told, group, rank, size, doing, seconds
+    asking = threading.Thread(target=_exchange_last_words, args=about, daemon=True)
     asking.start()
-    asking.join(2 * _LAST_WORDS)
+    asking.join(1.5 * seconds)
     if rank not in told:
         return ""
     missing = [str(r) for r in range(size) if r not in told]
     seen = [f"rank {r} is at {what}" for r, what in sorted(told.items())]
     if missing:
-        several = len(missing) > 1
-        seen.append(f"rank{'s' if several else ''} {', '.join(missing)} did not come")
+        seen.append(f"no word from rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
     return "; ".join(seen)
 
 
-def _exchange_last_words(told: dict[int, str], group: Any, rank: int, size: int, doing: str) -> None:
+def _exchange_last_words(
+    told: dict[int, str], group: Any, rank: int, size: int, doing: str, seconds: float
+) -> None:
     try:
         # No public name, torch 2.6 to 2.13.
         store = torch.distributed.distributed_c10d._get_default_store()
         key = f"hdet/gave up/{group.group_name}"
         store.set(f"{key}/{rank}", doing)
         told[rank] = doing
-        deadline = time.monotonic() + _LAST_WORDS
+        deadline = time.monotonic() + seconds
         while len(told) < size and time.monotonic() < deadline:
             for other in range(size):
                 if other not in told and store.check([f"{key}/{other}"]):
@@ -131,36 +140,34 @@ def _alive(group: Any) -> bool:
         return False
 
 
-def _made(like: Any, ranks: Sequence[int], device: torch.device, backend: str, patience: timedelta) -> Any:
-    everybody = list(ranks) == dist.get_process_group_ranks(dist.group.WORLD)
-    if not everybody and not _named_alike(like, ranks, device, patience):
-        logger.warning(
-            "ranks %s have made different numbers of process groups, so that they cannot make another one by "
-            "themselves: hdet's collectives travel in the group that was given",
-            list(ranks),
-        )
-        return like
+def _made(ranks: list[int] | None, backend: str, patience: timedelta) -> Any:
     try:
-        if everybody:
-            return dist.new_group(backend=backend, timeout=patience)
-        # Only the members take part in making it, so that no rank waits for one that has no part in it.
-        return dist.new_group(list(ranks), backend=backend, timeout=patience, use_local_synchronization=True)
+        # Of a few, only the members take part in making it: no rank waits for one that has no part in it.
+        return dist.new_group(
+            ranks, backend=backend, timeout=patience, use_local_synchronization=ranks is not None
+        )
     except RuntimeError as error:
         raise RuntimeError(
-            f"hdet waited {patience.total_seconds():g} s in vain for all of the ranks {list(ranks)}: every "
-            f"rank must construct the same things in the same order; or give {VARIABLE} more seconds "
-            f"({error})"
+            f"hdet waited {patience.total_seconds():g} s in vain for {ranks or 'all'} ranks: every rank must "
+            f"construct the same things in the same order; or give {VARIABLE} more seconds ({error})"
         ) from error
 
 
-def _named_alike(like: Any, ranks: Sequence[int], device: torch.device, patience: timedelta) -> bool:
-    """Whether all members would give a group of theirs the same name: torch counts the groups of a rank."""
+def _obstacle(
+    like: Any, ranks: Sequence[int], device: torch.device, patience: timedelta, *, at_once: bool
+) -> str:
+    """Why a few ranks cannot make a group without the others, if so."""
     if dist.get_process_group_ranks(like) != list(ranks):
-        return True  # there is nobody to ask; every rank of a mesh is in as many groups
-    # No public name, torch 2.6 to 2.13.
+        return ""  # there is nobody to ask; every rank of a mesh is in as many groups
+    # A communicator that is bound to its device is split from that of all ranks, by all of them. This and the
+    # next have no public name, torch 2.6 to 2.13.
+    if not at_once and getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+        return "init_process_group was given device_id, and the other ranks would have to help"
     mine = torch.tensor([len(dist.distributed_c10d._world.pg_names)], device=device)
     every = [torch.empty_like(mine) for _ in ranks]
     work = dist.all_gather(every, mine, like, async_op=True)
     assert work is not None
     work.wait(patience)
-    return len({int(count) for count in every}) == 1
+    if len({int(count) for count in every}) > 1:  # torch names a group by it
+        return "its ranks have made different numbers of groups before"
+    return ""

@@ -29,7 +29,7 @@ class ProcessReplicas(Replicas):
         device: where the parameters live; used for messages where the backend cannot send from the CPU.
         patience: the longest wait for another rank before an error; by default what
             :func:`~hdet.replicas.own_group.how_long` says.
-        ranks: who they are, if not all of the group's.
+        ranks: who they are, where every rank of the default group now finds its own.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class ProcessReplicas(Replicas):
         if met is None:
             met = own_group(group, self._device, self._patience, ranks)
         # Weak, so that a group which its user destroys is gone.
-        self._meets: Callable[[], dist.ProcessGroup | None] = weakref.ref(met)
+        plain = type(met) is dist.ProcessGroup
+        self._meets: Callable[[], dist.ProcessGroup | None] = weakref.ref(met) if plain else lambda: met
         self._doing = ""
 
     @property
@@ -157,7 +158,7 @@ class ProcessReplicas(Replicas):
         except RuntimeError as error:
             group, rank, size, doing = self._group, self.rank, self.size, self._doing or "a sync"
             forget(group)
-            where = who_gave_up(group, rank, size, doing)
+            where = who_gave_up(group, rank, size, doing, self._patience)
             raise RuntimeError(
                 f"rank {rank} waited in vain for the other {size - 1} at {doing}{where and ': '}{where}: a "
                 "rank has failed, takes different steps, or needs more time than the "

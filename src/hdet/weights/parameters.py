@@ -34,7 +34,10 @@ def parameter_device(optimizer: Optimizer) -> torch.device:
 def checksum(tensors: Iterable[Tensor]) -> float:
     """A sum of the bits of tensors, the same in any order of adding, exact as a float. Waits for the
     device."""
-    return float(sum(int(_bits(tensor.detach())) for tensor in tensors) % _EXACT_INTEGERS)
+    sums: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        sums.setdefault(tensor.device, []).append(_bits(tensor.detach()))
+    return float(sum(sum(torch.stack(own).tolist()) for own in sums.values()) % _EXACT_INTEGERS)
 
 
 def _bits(tensor: Tensor) -> Tensor:
