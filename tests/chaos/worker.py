@@ -22,6 +22,7 @@ def main(folder: Path, hits: list[str]) -> None:
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    (folder / f"life-{life}").touch()
     # A meeting place for each life: gloo on a restarted env:// finds addresses of the dead (torch 2.13).
     meeting = f"file://{folder}/meeting-{life}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
@@ -52,7 +53,7 @@ def main(folder: Path, hits: list[str]) -> None:
 
 
 def save(folder: Path, rank: int, *parts: Any) -> None:
-    """Whole or not at all; the last two are kept, since not all ranks may have come to save the newest."""
+    """Whole or not at all; older ones are kept, since not all ranks may have come to save the newest."""
     step = parts[-1].steps
     written = folder / f"writing-{rank}"
     torch.save([part.state_dict() for part in parts], written)
