@@ -87,6 +87,7 @@ class Attendance:
             if self._replicas.elastic or self._replicas.ranks > self._replicas.here:
                 self._call_the_roll(purpose, where())
             yield
+            self._replicas.begin("")
 
     def heard(self, rows: Sequence[_T]) -> list[_T]:
         """Of a row for every rank, those that count."""

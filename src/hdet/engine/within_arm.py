@@ -43,6 +43,7 @@ class WithinArm:
 
     def after_step(self, steps: int, fan_out: FanOut) -> tuple[str, ...]:
         """Meet if it is time; what was odd. A collective of the arm: steps are counted alike on all ranks."""
+        self.replicas.begin(f"its arm's mean after step {steps}")
         return self.meet(fan_out) if steps % self._every == 0 else ()
 
     def meet(self, fan_out: FanOut) -> tuple[str, ...]:
