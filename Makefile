@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 VENV_INTEGRATIONS := .venv-integrations
 READY_INTEGRATIONS := $(VENV_INTEGRATIONS)/.ready
 
-.PHONY: demo test test-integrations lint clean
+.PHONY: demo test test-integrations chaos lint clean
 
 demo: $(READY)
 	$(BIN)/hdet demo
@@ -17,6 +17,10 @@ test: $(READY) lint
 
 test-integrations: $(READY_INTEGRATIONS)
 	OMP_NUM_THREADS=1 $(VENV_INTEGRATIONS)/bin/python -m pytest -rs tests/integrations
+
+# Faults at random places; minutes, and no part of the tests.
+chaos: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/poisons.py tests/chaos/kills.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

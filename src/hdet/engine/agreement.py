@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hdet.engine.fan_out import bind
+from hdet.engine.lasting import code_facts
 from hdet.hyperparameters import Axis, LearningRate
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas
@@ -46,7 +47,7 @@ def agree_on_run(
     facts |= {"explore": repr([policy.explore for policy in policies])}
     facts |= {name: repr(value) for name, value in settings.items()}
     facts |= {"history": "writable" if obstacle is None else f"{type(obstacle).__name__}: {obstacle}"}
-    replicas.agree(caller, {**facts, **describe(optimizer, model)})
+    replicas.agree(caller, {**facts, **code_facts(), **describe(optimizer, model)})
     if obstacle is not None:
         raise type(obstacle)(
             f"{caller}: history must be a file that can be written, a callable that is told every line, or a "

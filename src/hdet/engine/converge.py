@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from hdet.engine.divergence import Divergence, Measured
 from hdet.replicas import Mean, Replicas, give_up_gathered, local, state_of
-from hdet.replicas.averaging import distinct_tensors
+from hdet.replicas.averaging import distinct_tensors, elements
 from hdet.weights.mirrors import Mirrors
 from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import trained_parameters
@@ -112,7 +112,8 @@ class Converge:
             outer.begin()
             outer.check_start()
         packed = outer is not None and outer.packs
-        mean = self.plan(with_weights=not packed)
+        # Who was left out takes the others' state with their weights, also where all have the same.
+        mean = self.plan(with_weights=not packed, with_state=self._with_state or bool(lost))
         gauge = self._begin_gauge()
         before = gauge.read()
         self._replicas.keep([*self._averaged, *self._counters])
@@ -140,30 +141,32 @@ class Converge:
                 else:
                     row.mul_(size / (size - len(lost)))
 
-    def plan(self, *, with_weights: bool = True) -> Mean:
+    def travels(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The weights that a mean would take now, and all else beside them. No collective."""
+        parameters = list({**self._now(), **self._trained}.values())
+        floating, _ = _sorted(self._replicas.buffers_of(self._model))
+        return [local(p) for p in parameters], [*self._state(parameters, self._with_state), *floating]
+
+    def plan(self, *, with_weights: bool = True, with_state: bool | None = None) -> Mean:
         """The plan of the mean, made again only where the tensors are others than before.
 
         Without the weights it is of all else: they go another way. What was trained at the last sync is
         averaged once more: it may have been frozen in between.
         """
-        now = {id(p): p for group in trained_parameters(self._optimizer) for p in group}
-        averaged = {**now, **self._trained}
+        with_state = self._with_state if with_state is None else with_state
+        now = self._now()
+        self._parameters = list({**now, **self._trained}.values())
         self._trained = now
-        self._parameters = list(averaged.values())
-        weights = [local(p) for p in averaged.values()]
-        state: list[Tensor] = []
+        weights = [local(p) for p in self._parameters]
         buffers = self._replicas.buffers_of(self._model)
-        if self._with_state:
+        if with_state:
             self._refuse_quantised(self._parameters)
             self._compare(self._parameters)
-            state = [value for parameter in self._parameters for _, value in self._kept(parameter)]
-        else:  # a copy of the weights is where the next step begins
-            state = self._mirrors.tensors(self._parameters)
+        state = self._state(self._parameters, with_state)
         if (home := [weight.data_ptr() for weight in weights]) != self._home:
             self._home = home
             self._gauge = None
-        floating = [b for b in buffers if (b.is_floating_point() or b.is_complex()) and 0 not in b.stride()]
-        self._counters = [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
+        floating, self._counters = _sorted(buffers)
         tensors = [*weights, *state] if with_weights else state
         self._averaged = distinct_tensors([*tensors, *floating])
         key = [tensor.data_ptr() for tensor in (*tensors, *buffers)]
@@ -171,6 +174,14 @@ class Converge:
             self._mean = self._replicas.plan_mean(tensors, buffers)
             self._mean_key = key
         return self._mean
+
+    def _now(self) -> dict[int, Tensor]:
+        return {id(p): p for group in trained_parameters(self._optimizer) for p in group}
+
+    def _state(self, parameters: Sequence[Tensor], with_state: bool) -> list[Tensor]:
+        if not with_state:  # a copy of the weights is where the next step begins
+            return self._mirrors.tensors(parameters)
+        return [value for parameter in parameters for _, value in self._kept(parameter)]
 
     def _kept(self, parameter: Tensor) -> list[tuple[str, Tensor]]:
         """Floating tensors that the optimizer keeps for a parameter; a counter of steps is none."""
@@ -209,6 +220,12 @@ class Converge:
                 f"keeps it on {seen}; some rank's gradient has not reached all parameters: let every layer "
                 "take part in every round, or freeze it everywhere"
             )
+
+
+def _sorted(buffers: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Floating ones, each element once, and counters."""
+    floating = [elements(b) for b in buffers if b.is_floating_point() or b.is_complex()]
+    return floating, [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
 
 
 def _quantised(value: Tensor) -> str:

@@ -14,8 +14,11 @@ from hdet.engine.attendance import Attendance, refuse_elastic
 from hdet.engine.converge import Converge
 from hdet.engine.design import Design, choose_design, refit_design
 from hdet.engine.doubts import Watch
+from hdet.engine.drift import Drift
 from hdet.engine.fan_out import FanOut, stack
 from hdet.engine.gradients import Gradients, GradientSharing, refuse_outer
+from hdet.engine.health import Health
+from hdet.engine.lasting import Lasting
 from hdet.engine.optimizers import parts_of
 from hdet.engine.schedule import CoveredSchedule, Schedule
 from hdet.engine.starts import Starts
@@ -90,8 +93,11 @@ def assemble(
         if diverges and design != "in turn":  # what one model tries in turn needs no other
             refuse_divergence(caller, parts_of(optimizer), replicas)
         with_state = own_gradients or any(axis.bends_state and axis.spread > 0 for axis in axes)
-        attendance = Attendance(replicas, sharing, fan_out)
         converge = Converge(replicas, optimizer, model, with_state=with_state, outer=outer)
+        health = Health(caller, replicas, converge)
+        lasting = Lasting(caller, replicas, fan_out, policies)
+        drift = Drift(caller, optimizer, replicas, diverges=diverges)
+        attendance = Attendance(caller, replicas, sharing, fan_out, lasting, drift, health)
         context = Context(
             caller, optimizer, replicas, total_steps, diverges, sharing.by_arm, fan_out.silenced
         )
@@ -99,6 +105,8 @@ def assemble(
         for policy, own in zip(policies, bound, strict=True):
             policy.bind(own, context)
         covered = CoveredSchedule(caller, schedule, fan_out.learning_rates)
+        who = caller, replicas, sharing, fan_out, attendance
+        sync = Sync(*who, converge, health, starts, within, diverges=diverges)
         if diverges:
             converge.plan()  # what cannot be averaged is refused now, not at the first sync
         return Parts(
@@ -107,7 +115,7 @@ def assemble(
             attendance,
             converge,
             within,
-            Sync(caller, replicas, sharing, fan_out, attendance, converge, starts, within, diverges=diverges),
+            sync,
             covered,
             starts,
             Watch(caller, own_gradients=own_gradients, diverges=diverges),

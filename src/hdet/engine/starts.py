@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from hdet.replicas import Replicas, local
 from hdet.weights.parameters import trained_parameters
 
-__all__ = ["Starts"]
+__all__ = ["Starts", "distance", "sample"]
 
 _SAMPLED = 64
 #: Replicas that begin so far apart, relative to their weights, were not meant to be one model.
@@ -50,7 +50,7 @@ class Starts:
     def look(self) -> None:
         """A round begins. No collective."""
         if self._several and not self._seen:
-            self._seen = _sample(self._optimizer)
+            self._seen = sample(self._optimizer)
 
     def check(self) -> bool:
         """The first round on a shared gradient ends: whether it began with weights that differ. A collective,
@@ -60,7 +60,7 @@ class Starts:
         if self._checked or not self._several or self._own_gradients:
             return False
         self.look()
-        apart = self._distance(self._seen)
+        apart = distance(self._replicas, self._seen)
         self._checked = True
         if apart > _STRANGERS:
             raise RuntimeError(
@@ -76,7 +76,7 @@ class Starts:
         """What is odd about the weights before training. A collective where gradients are not shared."""
         if not self._own_gradients or not self._several:
             return ""
-        apart = self._distance(_sample(self._optimizer))
+        apart = distance(self._replicas, sample(self._optimizer))
         if apart <= _STRANGERS:
             return ""
         return (
@@ -84,17 +84,18 @@ class Starts:
             "model at all. Let them start alike: Arms.wrap(model) does it, or one seed on all ranks"
         )
 
-    def _distance(self, sample: list[float]) -> float:
-        """Between the first replica and any other, of the larger norm."""
-        rows, parts = self._replicas.gather_ranks(sample), self._replicas.parts
-        every = [[x for row in rows[at : at + parts] for x in row] for at in range(0, len(rows), parts)]
-        size = math.sqrt(max(math.fsum(x * x for x in row) for row in every))
-        apart = max(math.dist(row, every[0]) for row in every)
-        return apart / size if size else 0.0
+
+def distance(replicas: Replicas, sample: list[float]) -> float:
+    """Between the first replica and any other, of the larger norm. A collective."""
+    rows, parts = replicas.gather_ranks(sample), replicas.parts
+    every = [[x for row in rows[at : at + parts] for x in row] for at in range(0, len(rows), parts)]
+    size = math.sqrt(max(math.fsum(x * x for x in row) for row in every))
+    apart = max(math.dist(row, every[0]) for row in every)
+    return apart / size if size else 0.0
 
 
 @torch.no_grad()
-def _sample(optimizer: Optimizer) -> list[float]:
+def sample(optimizer: Optimizer) -> list[float]:
     """A few weights of evenly spaced tensors, the same ones on every replica; zeros where there are fewer."""
     every: list[Tensor] = [local(p).detach() for group in trained_parameters(optimizer) for p in group]
     # Scales and biases begin alike whatever the seed: matrices tell.

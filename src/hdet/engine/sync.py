@@ -1,11 +1,10 @@
-"""A sync's collectives, in order: probe, mean, probe again, one gather; and whether the ranks still agree.
+"""A sync's collectives, in order: probe, mean, probe again, one gather. The roll was called before.
 
 What comes out is the same on every rank, so that all decide alike without another word.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from hdet.engine.converge import Converge
 from hdet.engine.divergence import Measured
 from hdet.engine.fan_out import FanOut
 from hdet.engine.gradients import GradientSharing
+from hdet.engine.health import Health
 from hdet.engine.starts import Starts
 from hdet.engine.training_loss import TrainingLoss, mean_losses, sample_of
 from hdet.engine.within_arm import WithinArm
@@ -26,7 +26,7 @@ from hdet.replicas import Replicas
 __all__ = ["Gathered", "Sync", "record_of"]
 
 #: A row begins with step, round and distance, then the five numbers of a training loss.
-_LOSS_AT, _BASES_AT = 3, 8
+_LOSS_AT, _MEASURED_AT = 3, 8
 _Row = Sequence[float | Tensor]
 
 
@@ -57,6 +57,7 @@ class Sync:
         fan_out: whose values stand where.
         attendance: who is here, and is heard.
         converge: the mean of the weights.
+        health: who may have a part in it.
         starts: the weights that the replicas began with.
         within: the mean of an arm's, where its ranks share weights instead of gradients.
         diverges: whether there is anything to average.
@@ -70,6 +71,7 @@ class Sync:
         fan_out: FanOut,
         attendance: Attendance,
         converge: Converge,
+        health: Health,
         starts: Starts,
         within: WithinArm | None = None,
         *,
@@ -81,6 +83,7 @@ class Sync:
         self._fan_out = fan_out
         self._attendance = attendance
         self._converge = converge
+        self._health = health
         self._within = within
         self._starts = starts
         self._diverges = diverges
@@ -97,21 +100,17 @@ class Sync:
         with self._fan_out.at_base():
             divergence, odd = self.average(training, own_losses) if self._diverges else (undiverged, ())
             at_mean = self._measure(where, [(policy, policy.at_mean) for policy in judging])
-        row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
-        bases = [axis.base for axis in self._fan_out.axes if axis.may_part]
         measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
-        every = self._replicas.gather_ranks([*row, *bases, *(value for own in measured for value in own)])
-        self._check_steps(every)
-        measured_at = _BASES_AT + len(bases)
-        self._check_bases([row[_BASES_AT:measured_at] for row in every])
-        rows = self._attendance.heard(self._replicas.of_replicas(every))
-        losses = [row[_LOSS_AT:_BASES_AT] for row in rows]
+        row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
+        row += [value for own in measured for value in own]
+        rows = self._attendance.heard(self._replicas.gather(row))
+        losses = [row[_LOSS_AT:_MEASURED_AT] for row in rows]
         return Gathered(
             divergence=divergence,
             distances=tuple(row[2] for row in rows),
             losses=mean_losses(losses),
             training=sample_of(losses),
-            rows=_apart([row[measured_at:] for row in rows], [len(own) for own in measured]),
+            rows=_apart([row[_MEASURED_AT:] for row in rows], [len(own) for own in measured]),
             odd=(*heard, *self._attendance.odd, *odd),
             began_apart=began_apart,
         )
@@ -132,46 +131,34 @@ class Sync:
     def average(
         self, training: TrainingLoss, own_losses: Sequence[float | Tensor] = (), *, ends_round: bool = True
     ) -> tuple[Measured, tuple[str, ...]]:
-        """The mean of the replicas; on gradients of their own, of those that were not lost.
+        """The mean of the replicas that are well; who is not takes it, and has no part in it.
 
-        Who was is seen by the held-out loss, or else by the training loss so far; with an outer optimizer,
-        which would remember it, by the weights as well. At the end of a round that one steps.
+        On gradients of their own that is seen by the held-out loss, or else the training loss so far, too. At
+        the end of a round an outer optimizer steps.
         """
         self._starts.check()  # before they are mixed
-        if not self._sharing.own_gradients:
-            return self._converge(ends_round=ends_round)
-        own = own_losses[0] if own_losses else training.total()
-        outer = self._converge.outer
-        rows = self._replicas.gather([own, 1.0 if outer is None or outer.is_finite() else math.nan])
         joined = self._attendance.joined  # they hold another one's weights, and take the mean of the others
-        lost = [r for r, row in enumerate(rows) if r not in joined and not all(map(math.isfinite, row))]
-        if not lost:
-            return self._converge(joined, ends_round=ends_round)
-        if len(lost) == len(rows) - len(joined):
+        lost = self._lost(own_losses[0] if own_losses else training.total(), joined)
+        if lost and len(lost) == self._replicas.size - len(joined):
+            first = lost[min(lost)]
             divergence, odd = self._converge(ends_round=ends_round)
-            return divergence, (*odd, "no replica has a finite loss: the weights are lost")
+            return divergence, (
+                *odd,
+                f"no replica can enter the mean, the weights are lost: of the first one {first}",
+            )
         divergence, odd = self._converge([*lost, *joined], ends_round=ends_round)
-        out = [f"replica {r} left out of the mean: {_why_lost(rows[r][0])}" for r in lost]
-        return divergence, (*odd, *out)
+        return divergence, (*odd, *(f"replica {r} left out of the mean: {lost[r]}" for r in sorted(lost)))
 
-    def _check_steps(self, rows: Sequence[Sequence[float]]) -> None:
-        """All ranks are at the same step of the same round."""
-        if len({(row[0], row[1]) for row in rows}) > 1:
-            raise RuntimeError(
-                f"{self._caller}.step: the ranks are at different steps {[int(row[0]) for row in rows]} of "
-                f"rounds {[int(row[1]) for row in rows]}; every rank must take the same optimizer steps"
-            )
-
-    def _check_bases(self, rows: Sequence[Sequence[float]]) -> None:
-        """Values that stand in modules can be loaded, or written, on one rank alone."""
-        if any(row != rows[0] for row in rows):
-            names = [axis.name for axis in self._fan_out.axes if axis.may_part]
-            k = next(k for k in range(len(names)) if len({row[k] for row in rows}) > 1)
-            raise RuntimeError(
-                f"{self._caller}.step: the base of {names[k]} must be the same on all ranks, got "
-                f"{', '.join(f'{row[k]:g}' for row in rows)}; load the same checkpoint everywhere, saved "
-                "within at_base(), and write the value on all ranks or none"
-            )
+    def _lost(self, own: float | Tensor, joined: Sequence[int]) -> dict[int, str]:
+        """Who must not enter the mean, and why; the same on all ranks."""
+        if not self._sharing.own_gradients:
+            if not self._replicas.several:
+                return {}
+            norms = self._attendance.norms or self._replicas.gather_ranks(self._health.row())
+            return self._health.lost(norms)
+        rows = self._replicas.gather_ranks([own, *self._health.row()])
+        losses = [row[0] for row in self._replicas.of_replicas(rows)]
+        return self._health.lost([row[1:] for row in rows], losses, joined)
 
 
 def record_of(
@@ -198,10 +185,6 @@ def record_of(
         held_out=decided.held_out,
         held_out_mean=decided.held_out_mean,
     )
-
-
-def _why_lost(loss: float) -> str:
-    return "its weights are not finite" if math.isfinite(loss) else f"its loss is {loss}"
 
 
 def _apart(rows: Sequence[Sequence[float]], lengths: Sequence[int]) -> list[list[list[float]]]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from hdet.engine.converge import Converge
 from hdet.engine.fan_out import FanOut
 from hdet.engine.gradients import Gradients
+from hdet.engine.health import Health
 from hdet.policies.base import Policy
-from hdet.replicas import Arms, Replicas, local
-from hdet.weights.parameters import trained_parameters
+from hdet.replicas import Arms, Replicas
 
 __all__ = ["WithinArm", "within_arm"]
 
@@ -26,29 +26,33 @@ class WithinArm:
     """The means of one arm.
 
     Args:
+        caller: begins the errors.
         every: steps between two of them; there is one at each sync of all, too, before anything is measured.
         replicas: the ranks of the arm.
         optimizer: its parameters, and what it keeps for them, are averaged.
         model: its buffers are averaged too.
     """
 
-    def __init__(self, every: int, replicas: Replicas, optimizer: Optimizer, model: nn.Module | None) -> None:
+    def __init__(
+        self, caller: str, every: int, replicas: Replicas, optimizer: Optimizer, model: nn.Module | None
+    ) -> None:
         self._every = every
-        self._optimizer = optimizer
         self.replicas = replicas
         self._converge = Converge(replicas, optimizer, model, with_state=True)
+        self._health = Health(caller, replicas, self._converge)
 
     def after_step(self, steps: int, fan_out: FanOut) -> tuple[str, ...]:
         """Meet if it is time; what was odd. A collective of the arm: steps are counted alike on all ranks."""
+        self.replicas.about_to(f"its arm's mean after step {steps}")
         return self.meet(fan_out) if steps % self._every == 0 else ()
 
     def meet(self, fan_out: FanOut) -> tuple[str, ...]:
-        """Become the arm's mean, without those whose weights are lost, who take the others'."""
-        rows = self.replicas.gather([float(_is_finite(self._optimizer))])
-        lost = [rank for rank, (finite,) in enumerate(rows) if not finite]
+        """Become the arm's mean, without those that are lost, who take the others'."""
+        rows = self.replicas.gather_ranks(self._health.row())
+        lost = self._health.lost(rows)
         with fan_out.at_base():
-            _, odd = self._converge(lost if len(lost) < len(rows) else (), ends_round=False)
-        out = [f"rank {rank} of an arm left out of its mean: its weights are not finite" for rank in lost]
+            _, odd = self._converge([*lost] if len(lost) < len(rows) else (), ends_round=False)
+        out = [f"rank {rank} of an arm left out of its mean: {why}" for rank, why in lost.items()]
         return (*odd, *out)
 
 
@@ -71,12 +75,4 @@ def within_arm(
         return None
     first = next((p for group in optimizer.param_groups for p in group["params"]), None)
     device = torch.device("cpu") if first is None else torch.device(first.device)
-    return WithinArm(gradients.average_every, gradients.replicas(device), optimizer, model)
-
-
-@torch.no_grad()
-def _is_finite(optimizer: Optimizer) -> bool:
-    """Waits for the device."""
-    weights: list[Tensor] = [local(p) for group in trained_parameters(optimizer) for p in group]
-    every = [torch.isfinite(weight).all().cpu() for weight in weights]
-    return bool(torch.stack(every).all()) if every else True
+    return WithinArm(caller, gradients.average_every, gradients.replicas(device), optimizer, model)

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hdet.replicas.base import Replicas
-from hdet.replicas.process import PATIENCE, ProcessReplicas
+from hdet.replicas.own_group import how_long
+from hdet.replicas.process import ProcessReplicas
 
 __all__ = ["Arms"]
 
@@ -79,7 +80,7 @@ class Arms:
         if count > 1:
             # Only the members take part in making a group, so that no rank waits for another arm's.
             self.process_group = dist.new_group(
-                self.members, timeout=PATIENCE, use_local_synchronization=True
+                self.members, timeout=how_long(), use_local_synchronization=True
             )
 
     @property

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["BucketedMean", "Work", "bucket_memory", "distinct_tensors", "flat_pieces"]
+__all__ = ["BucketedMean", "Work", "bucket_memory", "distinct_tensors", "elements", "flat_pieces"]
 
 #: All extra memory. Smaller buckets overlap better, larger ones cost fewer collectives (docs/log.md).
 MEMORY_BYTES = 48 << 20
@@ -122,7 +122,7 @@ class BucketedMean:
             for i, (device, travel, chunk) in enumerate(chunks)
         ]
         planned = _numel(self._in_place) + sum(_numel(bucket.pieces) for bucket in self._buckets)
-        if planned != _numel(map(_elements, distinct)):
+        if planned != _numel(map(elements, distinct)):
             raise AssertionError("BucketedMean: some element is not averaged exactly once")
 
     @property
@@ -179,7 +179,7 @@ def flat_pieces(tensor: Tensor) -> list[Tensor]:
 
     A dense tensor, whatever its strides (channels_last, transposed), is one piece.
     """
-    tensor = _elements(tensor.detach())
+    tensor = elements(tensor.detach())
     if tensor.numel() == 0:
         return []
     if _is_dense(tensor):
@@ -199,7 +199,7 @@ def _numel(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _elements(tensor: Tensor) -> Tensor:
+def elements(tensor: Tensor) -> Tensor:
     """Real numbers, each element of memory once: an expanded dimension repeats one element."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     for dimension, stride in enumerate(tensor.stride()):

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from hdet.replicas.norms import norm_of
+
 __all__ = ["Mean", "Replicas", "Undone"]
 
 #: Replaces tensors by their mean over the replicas, in place; returns what was odd about them.
@@ -96,6 +98,11 @@ class Replicas(ABC):
         parts, if there are any."""
         return tensor
 
+    def norm_of(self, tensors: Sequence[Tensor]) -> float | Tensor:
+        """The norm of tensors on this rank, of several replicas here each one's; NaN if any value is not
+        finite. Waits for the device."""
+        return norm_of(tensors)
+
     def anywhere(self, seen: bool) -> bool:
         """Whether any part of this replica has seen it. A collective of the parts."""
         return self.whole_norms([float(seen)])[0] > 0
@@ -118,6 +125,9 @@ class Replicas(ABC):
     def several(self) -> bool:
         """Whether there are others, or may be."""
         return self.elastic or self.size > 1
+
+    def about_to(self, doing: str) -> None:  # noqa: B027 — most never wait
+        """What this rank is about to do with the others: told if it waits for them in vain."""
 
     def meeting(self) -> AbstractContextManager[None]:
         """Within, those who are alive act together. Raises :class:`Undone` on leaving where that failed: all

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hdet.replicas.base import Replicas
 from hdet.replicas.layout import Layout, layout_of
-from hdet.replicas.process import PATIENCE, ProcessReplicas
+from hdet.replicas.process import ProcessReplicas
 from hdet.replicas.refusals import refuse_missing_group, refuse_overlap, refuse_unknown_shards
 from hdet.replicas.sharded import ShardedReplicas
 from hdet.replicas.shards import allow_placements
@@ -105,13 +105,13 @@ def _sharded(
         of_part = _same_part(caller, layout, given, members)
         across = SoloReplica()
         if len(of_part) > 1:
-            across = ProcessReplicas(_group(of_part, layout), device)
+            across = _meeting(of_part, layout, device)
     else:
         raise ValueError(
             f"{caller}: process_group must have all ranks of a sharded model or one, got {members}, of which "
             f"{inside} are among the ranks {list(layout.ranks)} of one replica; leave process_group out"
         )
-    within = ProcessReplicas(_group(layout.ranks, layout), device)
+    within = _meeting(layout.ranks, layout, device)
     replicas = ShardedReplicas(across, within, layout)
     allow_placements(parameters)
     digest = zlib.crc32(repr([layout.shard_of(parameter) for parameter in parameters]).encode())
@@ -138,9 +138,9 @@ def _same_part(caller: str, layout: Layout, given: ProcessReplicas, members: Seq
     return [replica[part] for replica in replicas]
 
 
-def _group(ranks: Sequence[int], layout: Layout) -> Any:
-    """A group of these ranks: one that exists, or a new one, which only they take part in making."""
+def _meeting(ranks: Sequence[int], layout: Layout, device: torch.device) -> ProcessReplicas:
+    """These ranks, like a group of them that exists, if there is one."""
     for group in (dist.group.WORLD, *layout.groups):
         if dist.get_process_group_ranks(group) == list(ranks):
-            return group
-    return dist.new_group(list(ranks), timeout=PATIENCE, use_local_synchronization=True)
+            return ProcessReplicas(group, device, ranks=ranks)
+    return ProcessReplicas(None, device, ranks=ranks)

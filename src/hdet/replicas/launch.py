@@ -6,6 +6,7 @@ between runs (importing torch is what costs), and every run meets in a process g
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -102,7 +103,8 @@ class LocalProcesses:
         self._runs += 1
         meeting = Path(self._folder.name) / f"run-{self._runs}"
         for connection in self._connections[:size]:
-            connection.send((function, args, size, str(meeting), timeout, on_report is not None))
+            with contextlib.suppress(OSError):  # who died in between is found where results are awaited
+                connection.send((function, args, size, str(meeting), timeout, on_report is not None))
         return self._collect(size, time.monotonic() + timeout, on_report)
 
     def close(self) -> None:
@@ -141,8 +143,8 @@ class LocalProcesses:
                 rank = open_ranks[connection]
                 try:
                     kind, content = connection.recv()
-                except EOFError:
-                    kind, content = "failure", Failure(rank, "EOFError", "the process died", "")
+                except (EOFError, OSError) as error:  # reset, if it left what it was sent unread
+                    kind, content = "failure", Failure(rank, type(error).__name__, "the process died", "")
                 if kind == "report":
                     assert on_report is not None
                     on_report(rank, content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import cast
@@ -15,21 +16,20 @@ from torch import Tensor
 from hdet.replicas.averaging import BucketedMean, Work
 from hdet.replicas.base import Mean, Replicas
 from hdet.replicas.integers import maximum_
+from hdet.replicas.own_group import VARIABLE, forget, how_long, own_group, who_gave_up
 
-__all__ = ["PATIENCE", "ProcessReplicas", "agree_among"]
-
-#: How long a rank waits for the others, where the backend lets the waiting side say so. Backends that do
-#: not (NCCL) fall back on the timeout given to ``init_process_group``.
-PATIENCE = timedelta(minutes=10)
+__all__ = ["ProcessReplicas", "agree_among"]
 
 
 class ProcessReplicas(Replicas):
-    """The ranks of a process group.
+    """The ranks of a process group. They meet in a group of their own, which every one of them makes here.
 
     Args:
         group: the process group; None for the default group.
         device: where the parameters live; used for messages where the backend cannot send from the CPU.
-        patience: the longest wait for another rank before an error.
+        patience: the longest wait for another rank before an error; by default what
+            :func:`~hdet.replicas.own_group.how_long` says.
+        ranks: who they are, where every rank of the default group now finds its own.
     """
 
     def __init__(
@@ -37,17 +37,35 @@ class ProcessReplicas(Replicas):
         group: dist.ProcessGroup | None,
         device: torch.device,
         *,
-        patience: timedelta = PATIENCE,
+        patience: timedelta | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
-        self._group = group
-        if self.rank < 0:
+        if ranks is None and dist.get_rank(group) < 0:
             raise ValueError(
                 f"process_group: this process (global rank {dist.get_rank()}) is not in the group; "
                 "construct hdet only on the group's own ranks"
             )
         sends_from_cpu = "gloo" in str(dist.get_backend(group)) or device.type == "cpu"
         self._device = torch.device("cpu") if sends_from_cpu else device
-        self._patience = patience
+        self._patience = how_long() if patience is None else patience
+        alone = dist.get_world_size(group) == 1 if ranks is None else len(ranks) == 1
+        met = (dist.group.WORLD if group is None else group) if alone else None
+        if met is None:
+            met = own_group(group, self._device, self._patience, ranks)
+        # Weak, so that a group which its user destroys is gone.
+        plain = type(met) is dist.ProcessGroup
+        self._meets: Callable[[], dist.ProcessGroup | None] = weakref.ref(met) if plain else lambda: met
+        self._doing = ""
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        group = self._meets()
+        if group is None:
+            raise RuntimeError(
+                "hdet: the process group in which the ranks met is destroyed; after init_process_group "
+                "construct hdet anew"
+            )
+        return group
 
     # Asked for at every sync, never kept: a group that others carry may change its members in between.
     @property
@@ -59,6 +77,9 @@ class ProcessReplicas(Replicas):
     def size(self) -> int:  # type: ignore[override]
         """How many processes the group has now."""
         return dist.get_world_size(self._group)
+
+    def about_to(self, doing: str) -> None:
+        self._doing = doing
 
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
         rows = self.all_gather(torch.tensor(row, dtype=torch.float64, device=self._device))
@@ -141,9 +162,13 @@ class ProcessReplicas(Replicas):
             else:  # only orders the device's streams; with a timeout it would hold up the host
                 work.wait()
         except RuntimeError as error:
+            group, rank, size, doing = self._group, self.rank, self.size, self._doing or "a sync"
+            forget(group)
+            where = who_gave_up(group, rank, size, doing, self._patience)
             raise RuntimeError(
-                f"rank {self.rank} waited in vain for the other {self.size - 1} at a sync: a rank has "
-                f"failed, or takes different steps ({error})"
+                f"rank {rank} waited in vain for the other {size - 1} at {doing}{where and ': '}{where}: a "
+                "rank has failed, takes different steps, or needs more time than the "
+                f"{self._patience.total_seconds():g} s of {VARIABLE} ({error})"
             ) from error
 
 

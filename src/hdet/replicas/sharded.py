@@ -42,6 +42,10 @@ class ShardedReplicas(Replicas):
     def __repr__(self) -> str:
         return f"ShardedReplicas({self.size} of {self.parts} ranks)"
 
+    def about_to(self, doing: str) -> None:
+        self._within.about_to(doing)
+        self._across.about_to(doing)
+
     def gather_ranks(self, row: Sequence[float | Tensor]) -> list[list[float]]:
         width = len(row)
         of_replica = [value for own in self._within.gather(row) for value in own]

@@ -22,7 +22,7 @@ from hdet.replicas import Replicas, local
 from hdet.replicas.averaging import distinct_tensors, flat_pieces
 from hdet.replicas.compressed import CompressedMean, Post, Wire, check_wire
 from hdet.weights.nesterov import apart, nesterov_, outer_gradient, wide
-from hdet.weights.parameters import every_parameter, trained_parameters
+from hdet.weights.parameters import checksum, every_parameter, trained_parameters
 from hdet.weights.parcel import Piece
 from hdet.weights.room import copy_into, room_for, settled
 
@@ -30,7 +30,6 @@ __all__ = ["Outer", "OuterStep"]
 
 #: A displacement above it is no step of any training; no momentum below 1 makes it infinite.
 _LARGEST = 1e30
-_EXACT_INTEGERS = 1 << 53
 #: What every arm has of one hyperparameter, by name; None where it is not explored.
 Values = Callable[[str], tuple[float, ...] | None]
 
@@ -163,14 +162,6 @@ class OuterStep:
 
     # ------------------------------------------------------------------ a round ends
 
-    def is_finite(self) -> bool:
-        """Whether the weights in this process can have a part in a mean. Waits for the device."""
-        if self._replicas.here > 1:
-            return True  # one row that is lost is seen by its loss, and takes no other row with it
-        pieces = self._pieces(_trained(self._optimizer)).values()
-        every = [torch.isfinite(piece).all().cpu() for piece in pieces]
-        return bool(torch.stack(every).all()) if every else True
-
     def check_start(self) -> None:
         """All ranks began the round with the same weights, but for what they explore. A collective, once.
 
@@ -180,8 +171,7 @@ class OuterStep:
         if self._alike or self._replicas.size == self._replicas.here:
             return
         settled()
-        bits = sum(int(_bits(start)) for start in self._start.values()) % _EXACT_INTEGERS
-        if odd := self._replicas.unlike([float(bits)]):
+        if odd := self._replicas.unlike([checksum(self._start.values())]):
             if not self.steps:
                 return
             raise RuntimeError(
@@ -345,12 +335,6 @@ def _saves(wire: str | None, weights: int, sent: int, exact: int) -> str:
 
 def _trained(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in trained_parameters(optimizer) for parameter in group]
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """A sum of the bits of a tensor, the same in any order of adding."""
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.contiguous().view(whole).sum(dtype=torch.int64)
 
 
 def _is_number(value: object) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.replicas import is_flat
 
-__all__ = ["describe", "every_parameter", "parameter_device", "trained_parameters"]
+__all__ = ["checksum", "describe", "every_parameter", "parameter_device", "trained_parameters"]
+
+_EXACT_INTEGERS = 1 << 53
 
 
 def every_parameter(optimizer: Optimizer) -> list[Tensor]:
@@ -32,14 +36,31 @@ def parameter_device(optimizer: Optimizer) -> torch.device:
     return torch.device("cpu")
 
 
+def checksum(tensors: Iterable[Tensor]) -> float:
+    """A sum of the bits of tensors, the same in any order of adding, exact as a float. Waits for the
+    device."""
+    sums: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        sums.setdefault(tensor.device, []).append(_bits(tensor.detach()))
+    return float(sum(sum(torch.stack(own).tolist()) for own in sums.values()) % _EXACT_INTEGERS)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.contiguous().view(whole[real.element_size()]).sum(dtype=torch.int64)
+
+
 def describe(optimizer: Optimizer, model: nn.Module | None) -> dict[str, str]:
-    """What must be the same on all ranks for replicas to be averaged: groups, shapes, types, strides."""
+    """What must be the same on all ranks for replicas to be averaged: groups, shapes, types, strides
+    and, by the model, names: tensors of one shape in another order would be averaged crosswise."""
+    names = {} if model is None else {id(p): f"{name}, " for name, p in model.named_parameters()}
     facts = {"number of parameter groups": str(len(optimizer.param_groups))}
     for g, group in enumerate(optimizer.param_groups):
         settings = {k: v for k, v in group.items() if isinstance(v, (bool, int, float, str, tuple))}
         facts[f"settings of group {g}"] = repr(settings)
         for p, parameter in enumerate(group["params"]):
-            facts[f"parameter {p} of group {g}"] = _describe(parameter)
+            facts[f"parameter {p} of group {g}"] = names.get(id(parameter), "") + _describe(parameter)
     for name, buffer in model.named_buffers() if model is not None else ():
         facts[f"buffer {name}"] = _describe(buffer)
     return facts

@@ -19,6 +19,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from hdet.replicas import Mean, Replicas, SoloReplica, local
+from hdet.replicas.norms import norm_of
 from hdet.weights.alarm import Alarm
 from hdet.weights.parameters import trained_parameters
 from hdet.weights.parcel import Piece
@@ -35,6 +36,8 @@ _Shared = dict[float, list[Tensor]]
 
 #: A vector that begins at zero has no norm; it counts as if each of its values were this large.
 _LEAST_SIZE = 0.1
+#: So many times the weights that all replicas have become, a window's mean is of one that was lost.
+_EXPLODED = 1e3
 
 
 class Trail:
@@ -164,8 +167,9 @@ class Trail:
         no other part in it. Waits for the device."""
         if self._average is None:
             return
-        lost = not all(bool(torch.isfinite(m).all()) for m in self.mean.tensors)
-        if self._replicas.anywhere(lost):
+        both = self.mean.tensors, [weight.detach() for weight in self.weights]
+        now, size = self._replicas.whole_norms([norm_of(tensors) for tensors in both])
+        if not math.isfinite(now) or now > _EXPLODED * size > 0:
             torch._foreach_copy_(self.mean.tensors, [weight.detach() for weight in self.weights])
         self._average()
 

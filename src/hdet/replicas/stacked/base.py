@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from hdet.replicas.base import Replicas
+from hdet.replicas.norms import row_norms
 from hdet.replicas.stacked.stand_ins import StandIn
 
 __all__ = ["LossFn", "Rows"]
@@ -19,6 +20,9 @@ LossFn = Callable[[nn.Module, Any], Tensor]
 
 class Rows(Replicas):
     """Replicas that are rows of matrices in this process."""
+
+    def norm_of(self, tensors: Sequence[Tensor]) -> float | Tensor:
+        return row_norms(tensors, self.here)
 
     @property
     @abstractmethod
