@@ -14,6 +14,9 @@ from tests.integrations import llama
 
 pytest.importorskip("peft", reason="make test-integrations installs PEFT")
 pytest.importorskip("transformers", reason="make test-integrations installs Transformers")
+# The first run on fresh processes imports all of it on each of them.
+pytestmark = pytest.mark.timeout(400)
+BOUND = 180.0
 
 
 def adapted(
@@ -51,17 +54,19 @@ def adapted(
 @pytest.mark.parametrize(("kind", "size"), [("auto_lr", 1), ("one_cycle", 2)])
 def test_adapters_train_and_go_on(ranks: LocalProcesses, tmp_path: Path, kind: str, size: int) -> None:
     settings = {"max_steps": 45, "save_strategy": "steps", "save_steps": 15}
-    whole = ranks.run(adapted, size, tmp_path, kind, settings, None, size=size)
+    whole = ranks.run(adapted, size, tmp_path, kind, settings, None, size=size, timeout=BOUND)
     assert len({result["digest"] for result in whole}) == 1
     assert all(result["moved"] and result["counted"] == 45 for result in whole)
     assert (tmp_path / "checkpoint-15" / "adapter_model.safetensors").exists()
-    resumed = ranks.run(adapted, size, tmp_path, kind, settings, str(tmp_path / "checkpoint-15"), size=size)
+    resumed = ranks.run(
+        adapted, size, tmp_path, kind, settings, str(tmp_path / "checkpoint-15"), size=size, timeout=BOUND
+    )
     assert [result["digest"] for result in resumed] == [result["digest"] for result in whole]
 
 
 def test_the_best_adapters_are_loaded(ranks: LocalProcesses, tmp_path: Path) -> None:
     looked = {"eval_strategy": "steps", "eval_steps": 15, "save_strategy": "steps", "save_steps": 15}
     settings = {"max_steps": 45, "load_best_model_at_end": True, **looked}
-    results = ranks.run(adapted, 2, tmp_path, "one_cycle", settings, None, size=2)
+    results = ranks.run(adapted, 2, tmp_path, "one_cycle", settings, None, size=2, timeout=BOUND)
     for result in results:
         assert result["loaded"] == pytest.approx(min(result["logs"][:3]), rel=1e-6)
