@@ -7,7 +7,7 @@ one run, with one window, one probe and one way back, and a factor for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Literal
 
@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.arguments import take_optimizers
 from hdet.controllers import HorizonController
+from hdet.engine.events import Event
 from hdet.probes import Probe
 from hdet.replicas import ProcessGroup, replicas_of
 from hdet.search import Search
@@ -61,6 +62,8 @@ class AutoLR(Search):
         process_group: the replicas; the default group if None, and this process alone without one.
         seed: of the reassignments under a spread.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+        on_event: called with every :class:`Event` (moved, best, back, lost, end) at the end of its step, on
+            every rank. What follows the weights has to go back with them: ``examples/ema.py``.
 
     >>> import torch
     >>> weight = torch.nn.Linear(8, 1)
@@ -95,6 +98,7 @@ class AutoLR(Search):
         process_group: ProcessGroup | None = None,
         seed: int = 0,
         history: str | PathLike[str] | None = None,
+        on_event: Callable[[Event], object] | None = None,
     ) -> None:
         every = take_optimizers("AutoLR", optimizer)
         model = getattr(probe, "model", None)
@@ -114,6 +118,7 @@ class AutoLR(Search):
             patience=patience,
             seed=seed,
             history=history,
+            on_event=on_event,
             # Rows on gradients of their own are judged by the path of their mean, as islands are.
             averaged=replicas.here > 1 and spread == 0,
             gradients=replicas.gradients or "all",

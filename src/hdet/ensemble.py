@@ -5,7 +5,7 @@ A door to the engine: it chooses the one policy that its arguments describe.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 
 from torch import nn
@@ -15,6 +15,7 @@ from hdet.controllers import Controller, RegressionController
 from hdet.engine.agreement import check_sync_every, check_together
 from hdet.engine.cycle import Cycle
 from hdet.engine.design import Design
+from hdet.engine.events import Event
 from hdet.engine.gradients import Gradients
 from hdet.engine.optimizers import unwrapped
 from hdet.engine.schedule import Schedule
@@ -62,6 +63,7 @@ class Ensemble(Cycle):
 
         seed: of the reassignments. No global random state is read or written.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`.
+        on_event: called with every :class:`Event` at the end of its step, on every rank.
 
     What the forward pass reads (dropout, label smoothing, temperature) holds this replica's own value while
     training goes on. :meth:`at_base` shows the base values, for an evaluation or a checkpoint;
@@ -100,6 +102,7 @@ class Ensemble(Cycle):
         replicas: Replicas | None = None,
         seed: int = 0,
         history: str | PathLike[str] | None = None,
+        on_event: Callable[[Event], object] | None = None,
     ) -> None:
         optimizer = unwrapped("Ensemble", optimizer)
         if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
@@ -125,6 +128,7 @@ class Ensemble(Cycle):
             model=model,
             seed=seed,
             history=history,
+            on_event=on_event,
             caller="Ensemble",
         )
 
