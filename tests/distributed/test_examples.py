@@ -37,6 +37,12 @@ def test_auto_lr() -> None:
     assert float(last.split()[2]) < 0.05 * float(first.split()[5])
 
 
+def test_ema() -> None:
+    *told, last = run("ema.py")
+    assert "to nan: back to the weights of step" in told[0]
+    assert float(last.split()[-1]) < 0.05, "and not NaN"
+
+
 def test_hyperparameters() -> None:
     *rounds, last = run("hyperparameters.py", ranks=4)
     found = rounds[-1].split()
