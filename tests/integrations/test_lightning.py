@@ -244,7 +244,7 @@ def test_arguments_are_checked() -> None:
         HDETCallback()
     with pytest.raises(ValueError, match="must be 'auto_lr' or a callable, got 'one_cycle'"):
         HDETCallback("one_cycle")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"must return an AutoLR.*got StepLR, which has no converge"):
+    with pytest.raises(TypeError, match=r"the door must be an AutoLR.*got StepLR, which has no converge"):
         by_lightning(lambda _, optimizers: torch.optim.lr_scheduler.StepLR(optimizers[0], 1))
 
 
