@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hdet.auto_tune import AutoTune
     from hdet.best_mean import BestMean
     from hdet.controllers import HorizonController, RegressionController, SoftmaxController
+    from hdet.engine.events import Event
     from hdet.ensemble import Ensemble
     from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord
     from hdet.hyperparameters import (
@@ -43,6 +44,7 @@ _HOMES = {
     "HorizonController": "controllers",
     "RegressionController": "controllers",
     "SoftmaxController": "controllers",
+    "Event": "engine.events",
     "Ensemble": "ensemble",
     "HorizonRecord": "history",
     "HyperparameterRecord": "history",
@@ -76,6 +78,7 @@ __all__ = [
     "Betas",
     "Dropout",
     "Ensemble",
+    "Event",
     "FaultTolerantReplicas",
     "GradientClip",
     "HorizonController",

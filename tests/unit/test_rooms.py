@@ -221,6 +221,7 @@ def test_public_names() -> None:
         "Betas",
         "Dropout",
         "Ensemble",
+        "Event",
         "FaultTolerantReplicas",
         "GradientClip",
         "HorizonController",

@@ -16,6 +16,7 @@ from hdet.hyperparameters import Axis, Explorable
 from hdet.policies.base import Context, Decided, Policy, Seen
 from hdet.policies.evidence import HeldOut, HeldOutLoss, judge
 from hdet.probes import Probe
+from hdet.schedules import Every
 
 __all__ = ["Clock", "Comparison", "Fixed"]
 
@@ -48,6 +49,7 @@ class Comparison(Policy):
     ) -> None:
         super().__init__(explore)
         self._clock = clock
+        self.sync_every = clock.steps if isinstance(clock, Every) else None
         self._probe = probe
         self._act_from = act_from
         self._held_out: HeldOutLoss | None = None

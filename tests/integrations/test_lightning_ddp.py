@@ -1,0 +1,196 @@
+"""Lightning's ddp on two gloo ranks: replicas that diverge are one model wherever somebody looks at them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hdet.replicas.launch import LocalProcesses, ReplicaError
+
+pytest.importorskip("lightning", reason="Lightning is not installed")
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from tests import ROOT
+from tests.integrations import lightning_runs as runs
+from tests.integrations.lightning_runs import (
+    DOORS,
+    Noted,
+    Resumable,
+    as_torchrun,
+    by_hand,
+    by_lightning,
+    flat,
+)
+
+EXAMPLES = ROOT / "examples"
+STOP = 10  # inside a round of seven steps
+
+
+def on_rank(rank: int, run: Any, *args: Any) -> Any:
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with as_torchrun(rank):
+        return run(rank, *args)
+
+
+def run_example(name: str, *arguments: str) -> list[str]:
+    assert len((EXAMPLES / name).read_text().splitlines()) < 80
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=160,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def decisions(rank: int, kind: str, accumulate: int) -> tuple[Tensor, ...]:
+    epochs, total = (4, 80) if accumulate == 1 else (16, 48)
+    plain, fitted = (Noted(DOORS[kind], total_steps=total) for _ in range(2))
+    expected, _ = by_hand(plain, rank=rank, ranks=2, epochs=epochs, accumulate=accumulate)
+    found, _ = by_lightning(fitted, ranks=2, accumulate_grad_batches=accumulate, max_epochs=epochs)
+    assert fitted.decisions == plain.decisions
+    assert bool(plain.decisions) == (rank == 0)
+    assert torch.equal(flat(found), flat(expected))
+    return flat(found)
+
+
+@pytest.mark.parametrize("accumulate", [1, 8])
+@pytest.mark.parametrize("kind", DOORS)
+def test_it_decides_as_a_plain_loop(ranks: LocalProcesses, kind: str, accumulate: int) -> None:
+    a, b = ranks.run(on_rank, decisions, kind, accumulate, size=2)
+    assert torch.equal(a, b)
+
+
+class Looks(pl.Callback):
+    """Sees the weights of its rank after each step, before any checkpoint."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.weights: dict[int, Tensor] = {}
+        self.stop = stop
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.weights[trainer.global_step] = flat(pl_module)
+        trainer.should_stop = trainer.should_stop or trainer.global_step == self.stop
+
+
+def looked_at(rank: int, folder: str) -> dict[str, Any]:
+    looks, saves = Looks(stop=STOP + 3), ModelCheckpoint(folder, "{step}", every_n_train_steps=STOP)
+    module, _ = by_lightning(
+        DOORS["one_cycle"],
+        looks,
+        saves,
+        ranks=2,
+        val_dataloaders=runs.loader(),
+        val_check_interval=STOP // 2,
+        min_epochs=0,
+        max_epochs=-1,
+    )
+    stopped = Looks(stop=STOP)
+    stops, _ = by_lightning(DOORS["one_cycle"], stopped, ranks=2)
+    return {
+        **{"own": looks.weights, "seen": module.validated, "end": flat(module)},
+        **{"stopped": stopped.weights[STOP], "ended": flat(stops)},
+    }
+
+
+def test_validation_checkpoint_and_early_stop_see_the_mean(ranks: LocalProcesses, tmp_path: Path) -> None:
+    a, b = ranks.run(on_rank, looked_at, str(tmp_path), size=2)
+    assert list(a["seen"]) == [STOP // 2, STOP, STOP + 3], "Lightning validates where it stops"
+    looks = [(a["own"][step], b["own"][step], a["seen"][step], b["seen"][step]) for step in a["seen"]]
+    looks.append((a["stopped"], b["stopped"], a["ended"], b["ended"]))
+    for own, others, seen, theirs in looks:
+        assert not torch.equal(own, others)
+        assert torch.equal(seen, theirs)
+        torch.testing.assert_close(seen, (own + others) / 2, rtol=1e-6, atol=1e-7)
+    assert torch.equal(runs.checkpoint_weights(tmp_path / f"step={STOP}.ckpt"), a["seen"][STOP])
+    assert torch.equal(a["end"], a["seen"][STOP + 3])
+
+
+def resumed(rank: int, folder: str, kind: str) -> Tensor:
+    def run(build: Any, **options: Any) -> Any:
+        saves = ModelCheckpoint(folder, "{step}", every_n_train_steps=24, save_top_k=-1)
+        return by_lightning(build, saves, loader=Resumable(rank, 2), **options)[0]
+
+    unbroken, again = Noted(DOORS[kind]), Noted(DOORS[kind])
+    expected = run(unbroken)
+    found = run(again, ckpt_path=Path(folder) / "step=24.ckpt")
+    assert torch.equal(flat(found), flat(expected))
+    later = [line for line in unbroken.decisions if line["step"] > 24]
+    if kind == "auto_lr" and rank == 0:  # nothing diverges, so no rank learns what the others' losses were
+        later[0]["losses"] = again.decisions[0]["losses"]
+    assert again.decisions == later
+    assert bool(again.decisions) == (rank == 0)
+    return flat(found)
+
+
+@pytest.mark.parametrize("kind", DOORS)
+def test_a_resumed_run_equals_the_unbroken_one(ranks: LocalProcesses, tmp_path: Path, kind: str) -> None:
+    """Step 24 is within an epoch, a round and a window; there is one checkpoint, rank 0's."""
+    a, b = ranks.run(on_rank, resumed, str(tmp_path), kind, size=2)
+    assert torch.equal(a, b)
+
+
+class Takes(pl.Callback):
+    """Takes the module's weights while the replicas are apart, and saves whole checkpoints, too."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == STOP:
+            trainer.save_checkpoint(f"{self.folder}/whole.ckpt")
+        if trainer.global_step == STOP + 1:
+            trainer.save_checkpoint(f"{self.folder}/weights.ckpt", weights_only=True)
+
+
+def said(rank: int, folder: str) -> list[str]:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hdet").addHandler(handler)
+    try:
+        by_lightning(DOORS["one_cycle"], Takes(folder), ranks=2, max_epochs=1)
+    finally:
+        logging.getLogger("hdet").removeHandler(handler)
+    return [line for line in lines if "state_dict was taken" in line]
+
+
+def test_weights_that_are_taken_apart_are_said_so(ranks: LocalProcesses, tmp_path: Path) -> None:
+    for lines in ranks.run(on_rank, said, str(tmp_path), size=2):
+        (line,) = lines
+        assert f"step {STOP + 1}: " in line
+
+
+def test_the_example_runs_as_its_first_line_says() -> None:
+    """By Lightning's own launcher, which starts the second rank itself."""
+    lines = run_example("lightning_fit.py", "2")
+    (last,) = (line.split() for line in lines if line.startswith("steps"))
+    assert last[1] == "288"
+    assert float(last[4]) < 0.05
+
+
+# The last one: ranks that have raised are started anew.
+
+
+def weights_alone(rank: int, folder: str) -> None:
+    saves = ModelCheckpoint(folder, save_weights_only=True, every_n_train_steps=STOP)
+    by_lightning(DOORS["one_cycle"], saves, ranks=2)
+
+
+def test_checkpoints_of_weights_alone_are_refused(ranks: LocalProcesses, tmp_path: Path) -> None:
+    with pytest.raises(ReplicaError, match="of which no callback hears"):
+        ranks.run(on_rank, weights_alone, str(tmp_path), size=2)
