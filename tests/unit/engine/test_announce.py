@@ -76,10 +76,15 @@ def test_a_search_says_what_it_found_and_what_it_takes(caplog: pytest.LogCapture
     caplog.set_level(logging.INFO, "hdet")
     run = Training()
     (first,) = lines(caplog)
-    assert first == (
-        "AutoLR: 1 replica; 200 steps; windows of 10 steps and more, the search until step 150; the probe "
-        "looks at 4 batches a sync; memory beyond training: 516 bytes on the device, 1.5 kB with the host, and the "
-        "optimizer's state as often as it is kept"
+    assert first == "; ".join(
+        [
+            "AutoLR: 1 replica",
+            "200 steps",
+            "windows of 10 steps and more, the search until step 150",
+            "the probe looks at 4 batches a sync",
+            "memory beyond training: 516 bytes on the device, 1.5 kB with the host, and the optimizer's "
+            "state as often as it is kept",
+        ]
     )
     run.run(200)
     _, last = lines(caplog)
