@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hdet.auto_tune import AutoTune
     from hdet.best_mean import BestMean
     from hdet.controllers import HorizonController, RegressionController, SoftmaxController
+    from hdet.engine.events import Event
     from hdet.ensemble import Ensemble
     from hdet.finder import Found, find
     from hdet.guard import Guard
@@ -45,6 +46,7 @@ _HOMES = {
     "HorizonController": "controllers",
     "RegressionController": "controllers",
     "SoftmaxController": "controllers",
+    "Event": "engine.events",
     "Ensemble": "ensemble",
     "Found": "finder",
     "find": "finder",
@@ -82,6 +84,7 @@ __all__ = [
     "Betas",
     "Dropout",
     "Ensemble",
+    "Event",
     "FaultTolerantReplicas",
     "Found",
     "GradientClip",

@@ -7,7 +7,7 @@ one run, with one window, one probe and one way back, and a factor for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch.optim import Optimizer
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.arguments import take_optimizers
 from hdet.controllers import HorizonController
+from hdet.engine.events import Event
 from hdet.history import History
 from hdet.probes import Probe
 from hdet.replicas import ProcessGroup, replicas_of
@@ -62,6 +63,8 @@ class AutoLR(Search):
         seed: of the reassignments under a spread.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
+        on_event: called with every :class:`Event` (moved, best, back, lost, end) at the end of its step, on
+            every rank. What follows the weights has to go back with them: ``examples/ema.py``.
 
     >>> import torch
     >>> weight = torch.nn.Linear(8, 1)
@@ -96,6 +99,7 @@ class AutoLR(Search):
         process_group: ProcessGroup | None = None,
         seed: int = 0,
         history: History | None = None,
+        on_event: Callable[[Event], object] | None = None,
     ) -> None:
         every = take_optimizers("AutoLR", optimizer)
         model = getattr(probe, "model", None)
@@ -115,6 +119,7 @@ class AutoLR(Search):
             patience=patience,
             seed=seed,
             history=history,
+            on_event=on_event,
             # Rows on gradients of their own are judged by the path of their mean, as islands are.
             averaged=replicas.here > 1 and spread == 0,
             gradients=replicas.gradients or "all",

@@ -6,8 +6,7 @@ regression moves everything else by what replicas that differ in it come to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from torch import nn
@@ -16,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.arguments import take_optimizers
 from hdet.controllers import HorizonController, RegressionController
+from hdet.engine.events import Event
 from hdet.engine.gradients import Gradients
 from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate
@@ -89,6 +89,7 @@ class AutoTune(Search):
         replicas: Replicas | None = None,
         seed: int = 0,
         history: History | None = None,
+        on_event: Callable[[Event], object] | None = None,
     ) -> None:
         every = take_optimizers("AutoTune", optimizer)
         _check(explore, regression)
@@ -114,26 +115,12 @@ class AutoTune(Search):
             patience=patience,
             seed=seed,
             history=history,
+            on_event=on_event,
             beside=beside,
             averaged=True,
             gradients=gradients or _gradients_of(model, replicas),
             design="in turn" if alone else None,
         )
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The base value of everything that is moved, by name; of a learning rate its present one."""
-        return self._cycle.values
-
-    @contextmanager
-    def at_base(self) -> Iterator[None]:
-        """Within, the base values stand everywhere; the weights stay this replica's own."""
-        with self._cycle.at_base():
-            yield
-
-    def detach(self) -> None:
-        """Let go of the optimizer and of what is explored; the base values stay."""
-        self._cycle.detach()
 
 
 def _check(explore: object, regression: object) -> None:

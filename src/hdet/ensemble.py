@@ -5,7 +5,7 @@ A door to the engine: it chooses the one policy that its arguments describe.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,6 +14,7 @@ from hdet.controllers import Controller, RegressionController
 from hdet.engine.agreement import check_sync_every, check_together
 from hdet.engine.cycle import Cycle
 from hdet.engine.design import Design
+from hdet.engine.events import Event
 from hdet.engine.gradients import Gradients
 from hdet.engine.optimizers import unwrapped
 from hdet.engine.schedule import Schedule
@@ -63,6 +64,7 @@ class Ensemble(Cycle):
         seed: of the reassignments. No global random state is read or written.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
+        on_event: called with every :class:`Event` at the end of its step, on every rank.
 
     What the forward pass reads (dropout, label smoothing, temperature) holds this replica's own value while
     training goes on. :meth:`at_base` shows the base values, for an evaluation or a checkpoint;
@@ -101,6 +103,7 @@ class Ensemble(Cycle):
         replicas: Replicas | None = None,
         seed: int = 0,
         history: History | None = None,
+        on_event: Callable[[Event], object] | None = None,
     ) -> None:
         optimizer = unwrapped("Ensemble", optimizer)
         if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
@@ -126,6 +129,7 @@ class Ensemble(Cycle):
             model=model,
             seed=seed,
             history=history,
+            on_event=on_event,
             caller="Ensemble",
         )
 

@@ -115,6 +115,11 @@ class SyncRecord:
     held_out: tuple[float, ...] = ()
     held_out_mean: float = math.nan
 
+    @property
+    def lr(self) -> float:
+        """The base learning rate after this sync, of the first group; NaN where it is not explored."""
+        return next((one.base_after for one in self.hyperparameters if one.multipliers), math.nan)
+
     def to_json(self) -> str:
         """One line, valid JSON whatever the losses were."""
         return json.dumps(_finite(asdict(self)), allow_nan=False)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, SupportsFloat
@@ -29,9 +30,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from hdet.arguments import refuse_closures
 from hdet.controllers import HorizonController, SoftmaxController, geometric_decay, literal_decay
 from hdet.engine.agreement import check_sync_every
 from hdet.engine.cycle import Cycle
+from hdet.engine.events import Event
+from hdet.engine.face import Face
 from hdet.engine.optimizers import unwrapped
 from hdet.engine.step_hooks import take_over
 from hdet.history import History, SyncRecord
@@ -48,12 +52,15 @@ __all__ = ["OneCycleAutoLR"]
 logger = logging.getLogger("hdet")
 
 
-class OneCycleAutoLR(OneCycleLR):
+class OneCycleAutoLR(Face, OneCycleLR):
     """OneCycleLR whose data-parallel replicas diverge in learning rate and find it while they train.
 
     The arguments up to ``last_epoch`` are OneCycleLR's, the next nine those of the authors' code (same
     names, order and defaults: aliases of ours, by the table above), the rest is keyword-only. With
     ``ensemble_lr_spread_ratio=0``, the default, it *is* OneCycleLR.
+
+    What is read is called as at every door: :attr:`sync_every`, :attr:`spread`, :attr:`steps`,
+    :attr:`replica_lrs`, :attr:`values`, :attr:`history`.
 
     ``group["lr"]`` and :meth:`get_last_lr` show the base learning rate; :attr:`replica_lrs` is what this
     replica uses. Under GradScaler a skipped step does not count. Fused optimizers skip on the device: such
@@ -86,6 +93,7 @@ class OneCycleAutoLR(OneCycleLR):
             bytes, with error feedback (:class:`~hdet.Ensemble`).
         history: a JSONL file to which rank 0 appends one :class:`~hdet.SyncRecord` per sync; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
+        on_event: called with every :class:`~hdet.Event` at the end of its step, on every rank.
 
     Example:
         >>> import torch
@@ -139,6 +147,7 @@ class OneCycleAutoLR(OneCycleLR):
         model: nn.Module | None = None,
         wire: Wire | None = None,
         history: History | None = None,
+        on_event: Callable[[Event], object] | None = None,
     ) -> None:
         given = dict(locals())
         optimizer = unwrapped("OneCycleAutoLR", optimizer)
@@ -153,6 +162,8 @@ class OneCycleAutoLR(OneCycleLR):
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
         _check(auto_lr_warmup_steps, decay, model_sync_interval, controller, probe)
+        if probe is not None:
+            refuse_closures("OneCycleAutoLR", optimizer)
         explore = [LearningRate(spread=ensemble_lr_spread_ratio)]
         softmax = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
 
@@ -184,6 +195,7 @@ class OneCycleAutoLR(OneCycleLR):
             model=model if probe is None else probe.model,
             seed=seed,
             history=history,
+            on_event=on_event,
             caller="OneCycleAutoLR",
             first_step=self.last_epoch,
         )
@@ -204,11 +216,6 @@ class OneCycleAutoLR(OneCycleLR):
         rule = geometric_decay if decay == "geometric" else literal_decay
         return rule(div_factor=div_factor, final_div_factor=final_div_factor, syncs=remaining / sync_every)
 
-    @property
-    def replica_lrs(self) -> list[float]:
-        """The learning rate that this replica's next optimizer step uses, for each parameter group."""
-        return self._engine.replica_lrs
-
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:  # type: ignore[override]
         """Call after ``optimizer.step()`` with this rank's own loss; returns the record of a sync.
 
@@ -224,20 +231,6 @@ class OneCycleAutoLR(OneCycleLR):
         values: list[float | Tensor] = super().get_lr()
         cycle = self._cycle
         return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
-
-    @property
-    def replicas(self) -> Replicas:
-        """The replicas this process is one of."""
-        return self._engine.replicas
-
-    @property
-    def apart(self) -> bool:
-        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
-        return self._engine.apart
-
-    def converge(self) -> None:
-        """Average the replicas now, without ending the round. Every rank must call it."""
-        self._engine.converge()
 
     def state_dict(self) -> dict[str, Any]:
         """OneCycleLR's state and, under ``"hdet"``, the engine's."""
@@ -269,7 +262,7 @@ _ONE_CYCLE = [
 _SHARED = [
     name
     for name in inspect.signature(OneCycleAutoLR.__init__).parameters
-    if name not in ("self", "optimizer", "rank", "process_group", "model", "probe", "history")
+    if name not in ("self", "optimizer", "rank", "process_group", "model", "probe", "history", "on_event")
 ]
 
 

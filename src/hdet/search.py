@@ -23,6 +23,8 @@ from hdet.controllers import HorizonController
 from hdet.engine.agreement import check_together
 from hdet.engine.cycle import Cycle
 from hdet.engine.design import Design
+from hdet.engine.events import Event
+from hdet.engine.face import Face
 from hdet.engine.gradients import Gradients
 from hdet.engine.one_search import OneSearch
 from hdet.engine.optimizers import JointOptimizer, parts_of
@@ -40,7 +42,7 @@ __all__ = ["Search"]
 logger = logging.getLogger("hdet")
 
 
-class Search(LRScheduler):
+class Search(Face, LRScheduler):
     """Steps, ends, hands over and remembers; :class:`hdet.AutoLR` and :class:`hdet.AutoTune` say what of.
 
     Args:
@@ -75,6 +77,7 @@ class Search(LRScheduler):
         patience: int | None,
         seed: int,
         history: History | None,
+        on_event: Callable[[Event], object] | None,
         beside: Callable[[Horizon], Sequence[Policy]] = lambda _: (),
         averaged: bool = False,
         gradients: Gradients = "all",
@@ -128,8 +131,10 @@ class Search(LRScheduler):
             model=probe.model,
             seed=seed,
             history=history,
+            on_event=on_event,
             caller=self._name,
         )
+        self._cycle.says_end = False  # the verdict does
         self._begin(probe, doubt(self._name, every, probe) if replicas.place == 0 else [])
 
     def _begin(self, probe: Probe, doubts: Sequence[str]) -> None:
@@ -173,7 +178,7 @@ class Search(LRScheduler):
 
     def _say_verdict(self) -> None:
         if self._cycle.replicas.place == 0:
-            self._verdict.say(logger, self.steps, self._horizon.incumbent.keeper)
+            self._verdict.say(logger, self.steps, self._budget, self._horizon.incumbent.keeper)
 
     def _come_down(self) -> None:
         """Where nothing improves any more, the run comes down, over a tenth of the steps so far. Other
@@ -221,6 +226,7 @@ class Search(LRScheduler):
             raise ValueError(
                 f"{self._name}.finish_: keep must be 'device' or 'host', got 'off': nothing was kept"
             )
+        self._cycle.stop()
         self._say_verdict()
         best = self._horizon.incumbent.keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps
@@ -261,10 +267,13 @@ class Search(LRScheduler):
         return self.get_last_lr()
 
     @property
-    def steps(self) -> int:
-        """Optimizer steps counted so far; what a fused optimizer has skipped on the device is taken back when
-        the window ends."""
-        return self._cycle.steps
+    def total_steps(self) -> int | None:
+        """S, or None while nobody knows; a run that comes down early ends there."""
+        return self._cycle.total_steps
+
+    @property
+    def _engine(self) -> Cycle:
+        return self._cycle
 
     @property
     def last_epoch(self) -> int:
@@ -295,20 +304,6 @@ class Search(LRScheduler):
         assert isinstance(self._driver, DrawnShape)
         self._shape = self._driver.shape = WarmStableDecay(end, start, height)
         self._cycle.end_at(end)
-
-    @property
-    def replicas(self) -> Replicas:
-        """The replicas this process is one of."""
-        return self._cycle.replicas
-
-    @property
-    def apart(self) -> bool:
-        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
-        return self._cycle.apart
-
-    def converge(self) -> None:
-        """Average replicas that diverge (``spread`` above 0) now, without ending the window."""
-        self._cycle.converge()
 
     def export(self, path: str | PathLike[str]) -> None:
         """Write the learning rate of every step so far as JSON, for :func:`hdet.replay`."""

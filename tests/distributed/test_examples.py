@@ -37,6 +37,12 @@ def test_auto_lr() -> None:
     assert float(last.split()[2]) < 0.05 * float(first.split()[5])
 
 
+def test_ema() -> None:
+    *told, last = run("ema.py")
+    assert "to nan: back to the weights of step" in told[0]
+    assert float(last.split()[-1]) < 0.05, "and not NaN"
+
+
 def test_hyperparameters() -> None:
     *rounds, last = run("hyperparameters.py", ranks=4)
     found = rounds[-1].split()
@@ -66,3 +72,11 @@ def test_hsdp() -> None:
     losses = [float(line.split()[3]) for line in lines]
     assert losses[-1] < 0.9 * losses[0]
     assert len((EXAMPLES / "hsdp.py").read_text().splitlines()) < 80
+
+
+def test_muon_adamw() -> None:
+    *rounds, last = run("muon_adamw.py")
+    rates = [[float(rate) for rate in line.split()[3:5]] for line in rounds]
+    assert all(muon != adamw for muon, adamw in rates[:-1]), "each has a factor of its own"
+    assert rates[-1] == [0.0, 0.0]
+    assert float(last.split()[2]) < 0.05 * float(rounds[0].split()[6])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ def training_set(ranks: int) -> TensorDataset:
     return TensorDataset(*samples(20 * SIZE * ranks))
 
 
-def loader(ranks: int) -> DataLoader[Any]:
-    return DataLoader(training_set(ranks), batch_size=SIZE)
+def loader() -> DataLoader[Any]:
+    return DataLoader(training_set(1), batch_size=SIZE)
 
 
 class Regression(pl.LightningModule):
@@ -135,7 +135,8 @@ def by_lightning(
     fit = {key: options.pop(key) for key in ("ckpt_path", "val_dataloaders") if key in options}
     module = Regression() if module is None else module
     callback = build if isinstance(build, HDETCallback) else HDETCallback(build)
-    data = options.pop("loader", None) or loader(ranks)
+    # Lightning would shuffle a DataLoader over several ranks.
+    data = options.pop("loader", None) or (loader() if ranks == 1 else Resumable(dist.get_rank(), ranks))
     trainer(callback, *callbacks, **options).fit(module, data, **fit)
     return module, callback
 
@@ -154,9 +155,11 @@ def by_hand(
         while batches:
             group, batches = batches[:accumulate], batches[accumulate:]
             losses = []
-            for batch in group:
-                loss = model(list(batch))
-                (loss / accumulate).backward()
+            for i, batch in enumerate(group):
+                sums = i + 1 == len(group) or ranks == 1
+                with nullcontext() if sums else model.no_sync():  # type: ignore[operator]
+                    loss = model(list(batch))
+                    (loss / accumulate).backward()
                 losses.append(loss.detach())
             optimizer.step()
             optimizer.zero_grad()

@@ -119,3 +119,12 @@ def test_what_a_resumed_run_took_again_is_told_once(tmp_path: Path) -> None:
 def test_records_are_frozen() -> None:
     with pytest.raises(AttributeError):
         record(1).step = 2  # type: ignore[misc]
+
+
+def test_a_record_knows_its_learning_rate() -> None:
+    decay = HyperparameterRecord("weight_decay", (), (0.1,), 0.1, 0.2, 0.1, 0.0)
+    lrs = [HyperparameterRecord(f"lr/{i}", (1.0,), (0.1,), 0.1, 0.3 + i, 0.1, 0.0) for i in range(2)]
+    record = SyncRecord(4, 0, (1.0,), (), (decay, *lrs), (), (), 1.0)
+    assert record.lr == 0.3
+    assert SyncRecord.from_json(record.to_json()).lr == 0.3
+    assert math.isnan(SyncRecord(4, 0, (1.0,), (), (decay,), (), (), 1.0).lr)

@@ -222,6 +222,7 @@ def test_public_names() -> None:
         "Betas",
         "Dropout",
         "Ensemble",
+        "Event",
         "FaultTolerantReplicas",
         "Found",
         "GradientClip",

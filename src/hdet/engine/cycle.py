@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
@@ -20,6 +21,7 @@ from hdet.engine.agreement import agree_on_run
 from hdet.engine.announce import Announcer
 from hdet.engine.decisions import Decisions
 from hdet.engine.design import Design
+from hdet.engine.events import Event, Listener
 from hdet.engine.gradients import Gradients
 from hdet.engine.parts import assemble
 from hdet.engine.rounds import Rounds
@@ -27,6 +29,7 @@ from hdet.engine.schedule import Schedule
 from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
 from hdet.engine.training_loss import TrainingLoss
+from hdet.engine.unfinished import Course, unfinished
 from hdet.engine.written import WrittenRates
 from hdet.history import History, SyncRecord
 from hdet.hyperparameters import separate_learning_rates
@@ -36,6 +39,9 @@ from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import every_parameter
 
 __all__ = ["Cycle"]
+
+#: So many records are kept in memory.
+_RECORDS = 1000
 
 
 class Cycle(Rounds):
@@ -54,6 +60,7 @@ class Cycle(Rounds):
         seed: of the deals. No global random state is read or written.
         history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
+        on_event: called with every :class:`Event`, on every rank.
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
     """
@@ -72,6 +79,7 @@ class Cycle(Rounds):
         model: nn.Module | None = None,
         seed: int = 0,
         history: History | None = None,
+        on_event: Callable[[Event], object] | None = None,
         caller: str = "Cycle",
         first_step: int = 0,
     ) -> None:
@@ -82,6 +90,7 @@ class Cycle(Rounds):
         self._policies = list(policies)
         self._replicas = replicas
         self._total_steps = total_steps
+        self._listener, self._records = Listener(caller, on_event), deque(maxlen=_RECORDS)
         self._announcer = Announcer(caller, speaks=lambda: replicas.place == 0, history=history)
         said = {"total_steps": total_steps, "gradients": gradients, "design": design, "seed": seed}
         obstacle, settings = self._announcer.obstacle, {**said, "outer": outer}
@@ -115,7 +124,11 @@ class Cycle(Rounds):
         before, detach = self._before_step if self._looked_at else None, weakref.WeakMethod(self.detach)
         self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
+        self._announcer.say(logging.INFO, telling.introduced(replicas, policies, total_steps))
         self.note = self._announcer.note
+        self._course = Course(caller)
+        #: Whether the last step is told; a door that says more of it does so itself.
+        self.says_end = True
         self._note_rates()
         replicas.carry(caller, self.load_state_dict, self._state)
 
@@ -141,6 +154,27 @@ class Cycle(Rounds):
     def steps(self) -> int:
         """Optimizer steps counted so far; what a fused optimizer has skipped is taken back at a sync."""
         return self._steps
+
+    @property
+    def total_steps(self) -> int | None:
+        """S, or None while nobody knows."""
+        return self._total_steps
+
+    @property
+    def sync_every(self) -> int | None:
+        """T, the steps from one sync to the next; None where windows grow with the run."""
+        lengths = [policy.sync_every for policy in self._policies if policy.sync_every is not None]
+        return min(lengths, default=None)
+
+    @property
+    def spread(self) -> float:
+        """α: how far from the base learning rates are, of the first group; 0 where they are not explored."""
+        return next((axis.spread for axis in self._fan_out.learning_rates), 0.0)
+
+    @property
+    def history(self) -> list[SyncRecord]:
+        """The records of the last syncs, a thousand at most; a file keeps all (``history=``)."""
+        return list(self._records)
 
     @property
     def values(self) -> dict[str, float]:
@@ -204,10 +238,19 @@ class Cycle(Rounds):
         finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
             self._advance()
         if self._steps == self._total_steps:
-            for trouble in filter(None, (policy.check_end() for policy in self._policies)):
-                self._announcer.say(logging.ERROR, trouble)
-            self.note("end", step=self._steps)
+            self._end(record)
+        self._course.at(self._steps, self._total_steps, speaks=self._replicas.place == 0)
+        self._listener.tell()
         return record
+
+    def _end(self, record: SyncRecord | None) -> None:
+        for trouble in filter(None, (policy.check_end() for policy in self._policies)):
+            self._announcer.say(logging.ERROR, trouble)
+        self.note("end", step=self._steps)
+        said = telling.ended(self._steps, self.values, self._round)
+        if self.says_end:
+            self._announcer.say(logging.INFO, said)
+        self._listener.note([Event("end", self._steps, said, record)])
 
     def _stay_at_the_end(self) -> None:
         self._hooks.forget()
@@ -253,9 +296,16 @@ class Cycle(Rounds):
             self.converge()
         self._begin_round()
 
+    def stop(self) -> None:
+        """Training is over, at whichever step it is; where that is not the last one, it is said."""
+        if self._total_steps is not None and self._steps < self._total_steps:
+            self._announcer.say_once(logging.WARNING, unfinished(self._steps, self._total_steps), "stopped")
+        self._course.close()
+
     def detach(self) -> None:
         """Remove the fan-out; what remains are the base values."""
         self._hooks.remove()
+        self._course.close()
         if self.apart:
             self._announcer.say_once(logging.WARNING, telling.detached_apart(self._since_sync))
         self._fan_out.close()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from hdet.engine import doubts
 from hdet.engine.announce import Announcer
 from hdet.engine.decisions import Decisions
 from hdet.engine.divergence import predicted_distances
+from hdet.engine.events import Listener, of_sync
 from hdet.engine.fan_out import FanOut
 from hdet.engine.parts import Parts
 from hdet.engine.schedule import CoveredSchedule
@@ -48,6 +50,9 @@ class Rounds:
     _written: WrittenRates
     _decide: Decisions
     _announcer: Announcer
+    _listener: Listener
+    #: Of the last syncs.
+    _records: deque[SyncRecord]
     _total_steps: int | None
     _steps: int
     _round: int
@@ -149,4 +154,6 @@ class Rounds:
         self._begin_round()
         self._training_loss.reset()
         self._announcer.publish(record, events, self._fan_out.learning_rates)
+        self._records.append(record)
+        self._listener.note(of_sync(record, decided, gathered.odd))
         return record

@@ -3,6 +3,9 @@
 Another scheduler, or a resume that has forgotten our state, trains at other rates than we believe, and nobody
 would know. A float is compared at once. A tensor lies on the device: that somebody has written to it is seen
 by its version, without a wait, and its value is read at the next sync.
+
+A step at zero is nobody's schedule: ``torch.distributed.checkpoint`` takes one, to have an optimizer make the
+state that it is about to load. A schedule that begins at zero is seen in its next step.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class WrittenRates:
             if isinstance(value, Tensor) and isinstance(now, Tensor):
                 if (now is not place or _version(now) != version) and self._suspect is None:
                     self._suspect = i, value, now.detach().clone()
-            elif float(now) != float(value):
+            elif float(now) not in (float(value), 0.0):
                 return _told(i, float(value), float(now))
         return ""
 
@@ -53,7 +56,7 @@ class WrittenRates:
         if self._suspect is None:
             return ""
         (i, left, found), self._suspect = self._suspect, None
-        return "" if float(left) == float(found) else _told(i, float(left), float(found))
+        return "" if float(found) in (float(left), 0.0) else _told(i, float(left), float(found))
 
 
 def _left(lr: float | Tensor) -> tuple[float | Tensor, Tensor | None, int]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -33,6 +33,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 
 from hdet.auto_lr import AutoLR  # noqa: E402
+from hdet.integrations.carried import Carried  # noqa: E402
 from hdet.integrations.trackers import Tracker  # noqa: E402
 from hdet.probes import Probe  # noqa: E402
 
@@ -42,7 +43,6 @@ logger = logging.getLogger("hdet")
 
 #: Under this name a checkpoint holds the door's state.
 _KEY = "hdet"
-_NEEDED = ("step", "converge", "apart", "replicas", "state_dict", "load_state_dict")
 
 
 class HDETCallback(Callback):
@@ -78,6 +78,7 @@ class HDETCallback(Callback):
                 f"build={build!r} and probe={probe!r}; hdet.Probe.set_aside makes one of a training loader"
             )
         self.door: Any = None
+        self._carried: Carried | None = None
         self._build = build
         self._probe = probe
         self._saved: Mapping[str, Any] | None = None
@@ -86,6 +87,7 @@ class HDETCallback(Callback):
         #: Open while base values stand where the forward pass reads what is explored.
         self._base = ExitStack()
         self._checked = self._failed = self._taken_apart = False
+        self._hook: Any = None
 
     # ------------------------------------------------------------------ a fit begins
 
@@ -98,7 +100,8 @@ class HDETCallback(Callback):
             self.door = self._auto_lr(trainer, pl_module, optimizers)
         self._checked = self._failed = self._taken_apart = False
         self._losses, self._base = [], ExitStack()
-        _check_door(self.door, trainer)
+        self._carried = Carried("HDETCallback", self.door)
+        _refuse_schedulers(self.door, trainer)
 
     def _auto_lr(self, trainer: Trainer, pl_module: LightningModule, optimizers: list[Optimizer]) -> AutoLR:
         probe = self._probe if isinstance(self._probe, Probe) else self._probe(pl_module)  # type: ignore[misc]
@@ -198,19 +201,14 @@ class HDETCallback(Callback):
             self._hook.remove()
             self._hook = None
 
-    _hook: Any = None
-
     def _meet(self) -> None:
         """Be one model at its base values, until the next training batch. Every rank calls it."""
-        if self.door is None:
-            return
-        if self.door.apart:
-            self.door.converge()
-        self._base.close()
-        self._base.enter_context(getattr(self.door, "at_base", nullcontext)())
+        if self._carried is not None:
+            self._base.close()
+            self._base.enter_context(self._carried.looked_at())
 
     def _note_state(self, *_: object) -> None:
-        self._taken_apart = self._taken_apart or (self.door.apart and self.door.replicas.size > 1)
+        self._taken_apart = self._taken_apart or self.door.apart
 
     def _say_taken_apart(self) -> None:
         """A checkpoint of weights alone tells no callback; nor does a module's state that a user takes."""
@@ -244,13 +242,7 @@ def _mean(losses: Sequence[Tensor]) -> Tensor | None:
     return torch.stack(list(losses)).mean()
 
 
-def _check_door(door: object, trainer: Trainer) -> None:
-    missing = [name for name in _NEEDED if not hasattr(door, name)]
-    if missing:
-        raise TypeError(
-            "HDETCallback: build must return an AutoLR, AutoTune, OneCycleAutoLR or Ensemble, got "
-            f"{type(door).__name__}, which has no {missing[0]}"
-        )
+def _refuse_schedulers(door: object, trainer: Trainer) -> None:
     if isinstance(door, LRScheduler) and trainer.lr_scheduler_configs:
         kinds = ", ".join(type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs)
         raise ValueError(
@@ -261,7 +253,7 @@ def _check_door(door: object, trainer: Trainer) -> None:
 
 def _check_together(door: Any, trainer: Trainer) -> None:
     """Where replicas come apart, whatever is written must be the mean."""
-    if not door.apart or door.replicas.size == 1:
+    if not door.apart:
         return
     kind = type(door).__name__
     if not isinstance(trainer.strategy, (DDPStrategy, SingleDeviceStrategy)):

@@ -101,7 +101,8 @@ class Seen:
 class Decided:
     """What a policy did, as the record of the sync keeps it; ``went_back``: the weights are older ones, and
     ``void``: what was seen in this window was an accident, of which nothing is to be learnt;
-    ``explained``: by how much its moves should change the averaged model's loss, in a window as long."""
+    ``explained``: by how much its moves should change the averaged model's loss, in a window as long;
+    ``best``: what this window left behind is better than all before."""
 
     hyperparameters: tuple[HyperparameterRecord, ...]
     weights: tuple[float, ...] = ()
@@ -112,6 +113,7 @@ class Decided:
     went_back: bool = False
     void: bool = False
     explained: float = 0.0
+    best: bool = False
 
     @classmethod
     def of_all(cls, decided: Sequence[Decided]) -> Decided:
@@ -126,6 +128,7 @@ class Decided:
             events=tuple(event for one in decided for event in one.events),
             went_back=any(one.went_back for one in decided),
             explained=math.fsum(one.explained for one in decided),
+            best=any(one.best for one in decided),
         )
 
 
@@ -144,6 +147,8 @@ class Policy(ABC):
     needs_loss = False
     #: Whether it looks at the weights between syncs: then only true optimizer steps are counted.
     follows_weights = False
+    #: How many steps each of its windows has; None where they differ.
+    sync_every: int | None = None
     #: Whether it estimates all its hyperparameters together, so that the design must keep them apart.
     estimates_jointly = False
 
@@ -164,6 +169,10 @@ class Policy(ABC):
     def doubts(self) -> list[str]:
         """What a user should know before training begins."""
         return []
+
+    def describe(self) -> str:
+        """When it syncs, what it measures, and what memory it takes, for the first line of the log."""
+        return ""
 
     @abstractmethod
     def start(self, step: int) -> None:

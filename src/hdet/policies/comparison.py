@@ -16,6 +16,7 @@ from hdet.hyperparameters import Axis, Explorable
 from hdet.policies.base import Context, Decided, Policy, Seen
 from hdet.policies.evidence import HeldOut, HeldOutLoss, judge
 from hdet.probes import Probe
+from hdet.schedules import Every
 
 __all__ = ["Clock", "Comparison", "Fixed"]
 
@@ -48,6 +49,7 @@ class Comparison(Policy):
     ) -> None:
         super().__init__(explore)
         self._clock = clock
+        self.sync_every = clock.steps if isinstance(clock, Every) else None
         self._probe = probe
         self._act_from = act_from
         self._held_out: HeldOutLoss | None = None
@@ -71,6 +73,10 @@ class Comparison(Policy):
         if self._probe is None or self._context.replicas.several:
             return []
         return ["there is one replica alone: nothing can be compared, and all values stay as they are"]
+
+    def describe(self) -> str:
+        syncs = f"a sync every {self.sync_every} steps" if self._context.diverges else "no syncs"
+        return syncs if self._probe is None else f"{syncs}; the probe looks at {self._probe.describe()}"
 
     def start(self, step: int) -> None:
         # Replicas that do not diverge need not meet.

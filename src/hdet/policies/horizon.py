@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+import hdet.policies.telling as telling
 from hdet.best import Keeper
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
@@ -22,17 +23,6 @@ from hdet.policies.evidence import PathEvidence
 from hdet.policies.incumbent import Incumbent
 from hdet.policies.point_losses import PointLosses
 from hdet.policies.scopes import Scopes
-from hdet.policies.telling import (
-    never_moved,
-    record_of,
-    refuse,
-    refuse_frozen,
-    refuse_lost,
-    refuse_other_scope,
-    say_early_descent,
-    told_retreat,
-    what_rose,
-)
 from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
 from hdet.schedules import Windows
@@ -92,6 +82,7 @@ class Horizon(Policy):
         self._clock = Clock(windows)
         self._scope, self._parts, self._patience = scope, parts, patience
         self._where, self._keep, self._averaged = snapshot, keep, averaged
+        self.sync_every = None if windows.share else windows.first
         self._states: list[HorizonState] = []
 
     def facts(self) -> dict[str, str]:
@@ -105,10 +96,15 @@ class Horizon(Policy):
             "probe batches to choose by": repr(self._probe.choosing),
         }
 
+    def describe(self) -> str:
+        trained = sum(weight.numel() * weight.element_size() for weight in self._trail.weights)
+        places = self._where, self._keep, 3 if self._points else 1
+        return telling.described(self._probe, self.windows, trained, *places)
+
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
         """Take the weights of an optimizer; the window begins with its first step."""
         super().bind(axes, context)
-        refuse(context, axes, self._probe, averaged=self._averaged)
+        telling.refuse(context, axes, self._probe, averaged=self._averaged)
         self._context, optimizer = context, context.optimizer
         self._scopes = Scopes.of(self._scope, self._parts, len(optimizer.param_groups))
         groups, apart = self._scopes.cut
@@ -116,7 +112,7 @@ class Horizon(Policy):
         if self._scopes.apart or (diverges and not self._averaged):
             self._points = PointsTrail(optimizer, groups, among, diverges=diverges, apart=apart)
         self._trail = self._points or Trail(optimizer, groups, among, diverges=diverges)
-        refuse_frozen(context.caller, self._trail.weights)
+        telling.refuse_frozen(context.caller, self._trail.weights)
         parameters = every_parameter(optimizer)
         self.incumbent = Incumbent(
             Keeper(self._probe, self._probe.model, parameters, context.replicas, self._keep),
@@ -257,7 +253,7 @@ class Horizon(Policy):
         factors = [state.value for state in self._states]
         began, mean = self._clock.began, self._numbered(self._trail.mean.tensors)
         decisions, events, went_back = self._act(seen.step, windows)
-        retreated, self.improves = False, True
+        retreated, self.improves, best = False, True, False
         if not went_back and losses.measured and not losses.judged:
             self.incumbent.start(began, losses, mean)
         elif not went_back and losses.judged:
@@ -266,6 +262,7 @@ class Horizon(Policy):
             rises = any(decision.action in ("up", "scale") for decision in decisions)
             self.incumbent.count(seen.step, factors, rises=rises, moved=seen.explained != 0)
             self.improves = self.incumbent.improves
+            best = self.incumbent.keeper.choice.improved_at == seen.step
             if self._clock.searching and self.incumbent.leads_back:
                 events, retreated = (*events, self._retreat(seen.step)), True
             elif self.stalled:
@@ -273,12 +270,12 @@ class Horizon(Policy):
         if self._clock.searching and self._curve.descends:
             self.stop()
             if seen.total_steps is None or seen.step < seen.total_steps / 3:
-                say_early_descent(self._context.caller, seen.step, DESCENT)
+                telling.say_early_descent(self._context.caller, seen.step, DESCENT)
         self._take_factors()
         records = tuple(b.record(delta=b.axis.base - b.base) for b in before)
-        horizon = tuple(map(record_of, self._scopes.names(), decisions, windows))
+        horizon = tuple(map(telling.record_of, self._scopes.names(), decisions, windows))
         told, back = (*doubts, *events), went_back or retreated
-        return Decided(records, horizon=horizon, events=told, void=went_back, went_back=back)
+        return Decided(records, horizon=horizon, events=told, void=went_back, went_back=back, best=best)
 
     def _numbered(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
         return dict(zip(self._trail.numbers, values, strict=True))
@@ -290,13 +287,13 @@ class Horizon(Policy):
         anew = self.incumbent.may_begin_anew(step, self._clock.origin, self._clock.total_steps)
         if self._way_back.exists and anew:
             self._begin_anew(step, slower=slower)
-            return told_retreat(improved, anew=True, slower=slower)
+            return telling.told_retreat(improved, anew=True, slower=slower)
         with self._mirrors.following(), self._context.regularisers_off():
             of_step = self.incumbent.go_back_()
         self._states = [self._controller.retreat(state, slower=slower) for state in self._states]
         self._trail.stand()
         self._previous_middle = [float(step) for _ in self._previous_middle]
-        return told_retreat(of_step, anew=False, slower=slower)
+        return telling.told_retreat(of_step, anew=False, slower=slower)
 
     def _begin_anew(self, step: int, *, slower: bool) -> None:
         self._way_back.to_beginning()
@@ -324,7 +321,7 @@ class Horizon(Policy):
                 return decisions, (event,), True
             events = (event,)
         if all(decision.why == "does not move" for decision in decisions):
-            raise never_moved(f"{self._context.caller}.step: step {step}", self._states[0].blind)
+            raise telling.never_moved(f"{self._context.caller}.step: step {step}", self._states[0].blind)
         decisions = self._scopes.as_one(self._states, decisions)
         self._states = [decision.state for decision in decisions]
         for i, state in enumerate(self._states):
@@ -345,14 +342,14 @@ class Horizon(Policy):
         self._states = [d.state if d.action == "back" else s for d, s in zip(decisions, before, strict=True)]
         total, in_a_row = (max(getattr(s, n) for s in self._states) for n in ("total_backs", "backs"))
         worst = next(i for i, decision in enumerate(decisions) if decision.action == "back")
-        rose = what_rose(windows[worst], first=before[worst].windows == 0)
+        rose = telling.what_rose(windows[worst], first=before[worst].windows == 0)
         exhausted = total > _MAX_BACKS or in_a_row > _MAX_BACKS_IN_A_ROW
         shrunk = min(new.value / old.value for new, old in zip(self._states, before, strict=True))
         if exhausted or not self._way_back.exists:
             retries = f"{in_a_row - 1} retries, {total - 1} in all"
             tried = retries if self._way_back.exists else "snapshot='off'"
             where = f"{self._context.caller}.step: step {step}: {rose}"
-            refuse_lost(windows[worst], where, tried)
+            telling.refuse_lost(windows[worst], where, tried)
             return f"{rose}: no way back ({tried}), learning rate times {shrunk:.2g}", False
         self._way_back.to_window()
         event = f"{rose}: back to the weights of step {self._clock.began}, learning rate times {shrunk:.2g}"
@@ -382,7 +379,7 @@ class Horizon(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        refuse_other_scope(self._context.caller, len(state["states"]), len(self._states))
+        telling.refuse_other_scope(self._context.caller, len(state["states"]), len(self._states))
         self._states = [HorizonState(**saved) for saved in state["states"]]
         self._clock.load_state_dict(state)
         self.window_end, self._taken, self._fresh = self._clock.end, state["taken"], state["fresh"]

@@ -38,6 +38,18 @@ def test_a_scheduler_that_writes_over_it_is_named_once(caplog: pytest.LogCapture
     assert "load_state_dict after the optimizer's" in said
 
 
+def test_a_step_that_a_distributed_checkpoint_takes_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
+    """It makes the optimizer's state, at a learning rate of zero, before it loads it."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    run = Training()
+    saved = run.auto.state_dict()
+    assert get_optimizer_state_dict(run.model, run.optimizer)["state"], "it has stepped"
+    run.auto.load_state_dict(saved)
+    run.run(3)
+    assert told(caplog) == []
+
+
 def test_a_resume_that_forgot_the_state_is_named(caplog: pytest.LogCaptureFixture) -> None:
     saved = Training().run(60).optimizer.state_dict()
     fresh = Training()
