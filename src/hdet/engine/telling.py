@@ -21,7 +21,7 @@ def without_loss(caller: str) -> ValueError:
 def introduced(replicas: Replicas, policies: Sequence[Policy], total_steps: int | None) -> str:
     """Who trains, how long, and what it takes: whoever was not found is missed at once."""
     several = "s" if replicas.size > 1 else ""
-    where = f" in this process, of {replicas.here} rows" if replicas.here > 1 else ""
+    where = " in this process" if replicas.here > 1 else ""
     if replicas.parts > 1:
         where = f" on {replicas.parts} ranks each"
     elif replicas.size > 1 and replicas.here == 1:

@@ -75,6 +75,8 @@ class Comparison(Policy):
         return ["there is one replica alone: nothing can be compared, and all values stay as they are"]
 
     def describe(self) -> str:
+        if self.sync_every is None:  # it decides in another one's windows
+            return ""
         syncs = f"a sync every {self.sync_every} steps" if self._context.diverges else "no syncs"
         return syncs if self._probe is None else f"{syncs}; the probe looks at {self._probe.describe()}"
 

@@ -174,3 +174,17 @@ def test_a_search_says_what_it_found_and_what_it_takes(caplog: pytest.LogCapture
     run.run(200)
     _, last = lines(caplog)
     assert last.startswith("AutoLR: 200 of 200 steps: the probe's loss went from")
+
+
+def test_who_trains_is_said_as_it_was_found(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hdet")
+    model = nn.Linear(3, 1)
+    stacked = hdet.StackedReplicas(model, torch.optim.SGD(model.parameters(), lr=0.1), 4)
+    hdet.Ensemble(stacked.optimizer, sync_every=5)
+    network = nn.Linear(3, 1)
+    probe = hdet.Probe(lambda x: network(x).square().mean(), list(torch.ones(8, 2, 3)), model=network)
+    hdet.AutoTune(torch.optim.AdamW(network.parameters()), [hdet.WeightDecay()], probe=probe)
+    of_rows, of_tune = lines(caplog)
+    assert of_rows.endswith("4 replicas in this process; an open number of steps; a sync every 5 steps")
+    assert "AutoTune: 1 replica; an open number of steps; windows of 10 steps and more; the probe" in of_tune
+    assert "None" not in of_tune
