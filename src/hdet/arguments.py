@@ -17,7 +17,7 @@ from hdet.probes import Probe
 from hdet.replicas.stacked.optimizer import StackedOptimizer
 from hdet.schedules import SHAPES
 
-__all__ = ["LEAST_STEPS", "check", "doubt", "shortest_window", "take_optimizers"]
+__all__ = ["LEAST_STEPS", "check", "doubt", "refuse_closures", "shortest_window", "take_optimizers"]
 
 logger = logging.getLogger("hdet")
 
@@ -95,7 +95,8 @@ def check(
     LearningRate(spread=spread)
 
 
-def _check_optimizer(caller: str, optimizer: Optimizer) -> None:
+def refuse_closures(caller: str, optimizer: Optimizer) -> None:
+    """Raise TypeError for an optimizer that takes no step of which a rate could be judged."""
     for part in parts_of(optimizer):
         if any(kind.__name__ == "LBFGS" for kind in type(part).__mro__):
             raise TypeError(
@@ -103,6 +104,10 @@ def _check_optimizer(caller: str, optimizer: Optimizer) -> None:
                 f"closure many times, on one batch, and has no rate to judge; use it without {caller}, "
                 "with line_search_fn='strong_wolfe', or another optimizer, such as AdamW"
             )
+
+
+def _check_optimizer(caller: str, optimizer: Optimizer) -> None:
+    refuse_closures(caller, optimizer)
     for i, group in enumerate(optimizer.param_groups):
         lr = float(group["lr"])
         if not (math.isfinite(lr) and lr > 0):

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from hdet.arguments import refuse_closures
 from hdet.controllers import HorizonController, SoftmaxController, geometric_decay, literal_decay
 from hdet.engine.agreement import check_sync_every
 from hdet.engine.cycle import Cycle
@@ -161,6 +162,8 @@ class OneCycleAutoLR(Face, OneCycleLR):
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
         _check(auto_lr_warmup_steps, decay, model_sync_interval, controller, probe)
+        if probe is not None:
+            refuse_closures("OneCycleAutoLR", optimizer)
         explore = [LearningRate(spread=ensemble_lr_spread_ratio)]
         softmax = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
 

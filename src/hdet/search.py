@@ -134,6 +134,7 @@ class Search(Face, LRScheduler):
             on_event=on_event,
             caller=self._name,
         )
+        self._cycle.says_end = False  # the verdict does
         self._begin(probe, doubt(self._name, every, probe) if replicas.place == 0 else [])
 
     def _begin(self, probe: Probe, doubts: Sequence[str]) -> None:
@@ -177,7 +178,7 @@ class Search(Face, LRScheduler):
 
     def _say_verdict(self) -> None:
         if self._cycle.replicas.place == 0:
-            self._verdict.say(logger, self.steps, self._horizon.incumbent.keeper)
+            self._verdict.say(logger, self.steps, self._budget, self._horizon.incumbent.keeper)
 
     def _come_down(self) -> None:
         """Where nothing improves any more, the run comes down, over a tenth of the steps so far. Other
@@ -220,6 +221,7 @@ class Search(Face, LRScheduler):
             raise ValueError(
                 f"{self._name}.finish_: keep must be 'device' or 'host', got 'off': nothing was kept"
             )
+        self._cycle.stop()
         self._say_verdict()
         best = self._horizon.incumbent.keeper.best
         standing = best is not None and best.kind == "end" and best.step == self.steps

@@ -237,6 +237,10 @@ def test_more_set_aside_than_before_is_told(tmp_path: Path, caplog: pytest.LogCa
     assert any("the probe measures 64 samples now, and 32" in r.getMessage() for r in caplog.records)
 
 
+def test_one_that_only_evaluates_needs_no_probe(tmp_path: Path) -> None:
+    assert made(tmp_path, train_dataset=None).evaluate()["eval_loss"] == pytest.approx(3.5, rel=0.1)
+
+
 # ---------------------------------------------------------------------- what is refused
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim import LBFGS, SGD, AdamW, lr_scheduler
 
+import hdet
 from hdet import AutoLR, Probe
 from hdet.arguments import shortest_window
 from tests.unit.training import X, network, probe_of, squared
@@ -22,6 +23,15 @@ def test_lbfgs_is_refused() -> None:
         AutoLR(LBFGS(model.parameters()), probe=probe_of(model))
     with pytest.raises(TypeError, match="got LBFGS"):
         AutoLR([SGD(model[0].parameters(), 0.1), LBFGS(model[2].parameters())], probe=probe_of(model))
+    with pytest.raises(TypeError, match=r"OneCycleAutoLR: optimizer must take one step.*got LBFGS"):
+        hdet.OneCycleAutoLR(
+            LBFGS(model.parameters()),
+            0.1,
+            100,
+            cycle_momentum=False,
+            controller="horizon",
+            probe=probe_of(model),
+        )
 
 
 class ScheduleFree(SGD):

@@ -29,6 +29,7 @@ from hdet.engine.schedule import Schedule
 from hdet.engine.skips import Skips
 from hdet.engine.step_hooks import StepHooks, take_over
 from hdet.engine.training_loss import TrainingLoss
+from hdet.engine.unfinished import Course, unfinished
 from hdet.engine.written import WrittenRates
 from hdet.history import History, SyncRecord
 from hdet.hyperparameters import separate_learning_rates
@@ -122,7 +123,11 @@ class Cycle(Rounds):
         before, detach = self._before_step if self._looked_at else None, weakref.WeakMethod(self.detach)
         self._hooks = StepHooks(optimizer, parts.fan_out, before, detach, self._skips)
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
+        self._announcer.say(logging.INFO, telling.introduced(replicas, policies, total_steps))
         self.note = self._announcer.note
+        self._course = Course(caller)
+        #: Whether the last step is told; a door that says more of it does so itself.
+        self.says_end = True
         self._note_rates()
         replicas.carry(caller, self.load_state_dict, self._state)
 
@@ -233,6 +238,7 @@ class Cycle(Rounds):
             self._advance()
         if self._steps == self._total_steps:
             self._end(record)
+        self._course.at(self._steps, self._total_steps, speaks=self._replicas.place == 0)
         self._listener.tell()
         return record
 
@@ -240,7 +246,9 @@ class Cycle(Rounds):
         for trouble in filter(None, (policy.check_end() for policy in self._policies)):
             self._announcer.say(logging.ERROR, trouble)
         self.note("end", step=self._steps)
-        said = f"all {self._steps} steps were taken"
+        said = telling.ended(self._steps, self.values, self._round)
+        if self.says_end:
+            self._announcer.say(logging.INFO, said)
         self._listener.note([Event("end", self._steps, said, record)])
 
     def _stay_at_the_end(self) -> None:
@@ -287,9 +295,16 @@ class Cycle(Rounds):
             self.converge()
         self._begin_round()
 
+    def stop(self) -> None:
+        """Training is over, at whichever step it is; where that is not the last one, it is said."""
+        if self._total_steps is not None and self._steps < self._total_steps:
+            self._announcer.say_once(logging.WARNING, unfinished(self._steps, self._total_steps), "stopped")
+        self._course.close()
+
     def detach(self) -> None:
         """Remove the fan-out; what remains are the base values."""
         self._hooks.remove()
+        self._course.close()
         if self.apart:
             self._announcer.say_once(logging.WARNING, telling.detached_apart(self._since_sync))
         self._fan_out.close()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["beyond_the_end", "detached_apart", "saved_apart", "without_loss"]
+from collections.abc import Mapping, Sequence
+
+from hdet.policies.base import Policy
+from hdet.replicas import Replicas
+
+__all__ = ["beyond_the_end", "detached_apart", "ended", "introduced", "saved_apart", "without_loss"]
 
 
 def without_loss(caller: str) -> ValueError:
@@ -11,6 +16,26 @@ def without_loss(caller: str) -> ValueError:
         f"{caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and got loss=None; "
         "call step(loss)"
     )
+
+
+def introduced(replicas: Replicas, policies: Sequence[Policy], total_steps: int | None) -> str:
+    """Who trains, how long, and what it takes: whoever was not found is missed at once."""
+    several = "s" if replicas.size > 1 else ""
+    where = f" in this process, of {replicas.here} rows" if replicas.here > 1 else ""
+    if replicas.parts > 1:
+        where = f" on {replicas.parts} ranks each"
+    elif replicas.size > 1 and replicas.here == 1:
+        where = ", one a process"
+    steps = "an open number of" if total_steps is None else f"{total_steps}"
+    described = [said for policy in policies if (said := policy.describe())]
+    return "; ".join([f"{replicas.size} replica{several}{where}; {steps} steps", *described])
+
+
+def ended(steps: int, values: Mapping[str, float], syncs: int) -> str:
+    """The last step was taken, and this was found."""
+    found = ", ".join(f"{name} is {value:.4g}" for name, value in values.items())
+    many = "" if syncs == 1 else "s"
+    return f"all {steps} steps were counted, with {syncs} sync{many}; {found or 'nothing was explored'}"
 
 
 def beyond_the_end(steps: int, lr: float, *, apart: bool) -> str:

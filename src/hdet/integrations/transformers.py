@@ -84,7 +84,8 @@ class HDETTrainerMixin(_Base):
         self._refuse()
         self._set_aside = 0
         self._probe_dataset = probe_dataset
-        if probe_dataset is None and "probe" in self._asked():
+        trains = self.train_dataset is not None  # or only evaluates
+        if trains and probe_dataset is None and "probe" in self._asked():
             self._probe_dataset = self._take_aside()
         elif probe_dataset is not None and "probe" not in self._asked():
             raise ValueError(
@@ -158,7 +159,7 @@ class HDETTrainerMixin(_Base):
 
     def _take_aside(self) -> Dataset[Any]:
         data = self.train_dataset
-        if data is None or isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
             raise ValueError(
                 f"{self._name}: a probe needs samples that are not trained on, and train_dataset must have "
                 f"numbered ones to set some aside, got {type(data).__name__}; give probe_dataset"

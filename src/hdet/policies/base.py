@@ -170,6 +170,10 @@ class Policy(ABC):
         """What a user should know before training begins."""
         return []
 
+    def describe(self) -> str:
+        """When it syncs, what it measures, and what memory it takes, for the first line of the log."""
+        return ""
+
     @abstractmethod
     def start(self, step: int) -> None:
         """Begin with the window that follows ``step`` steps."""

@@ -74,6 +74,10 @@ class Comparison(Policy):
             return []
         return ["there is one replica alone: nothing can be compared, and all values stay as they are"]
 
+    def describe(self) -> str:
+        syncs = f"a sync every {self.sync_every} steps" if self._context.diverges else "no syncs"
+        return syncs if self._probe is None else f"{syncs}; the probe looks at {self._probe.describe()}"
+
     def start(self, step: int) -> None:
         # Replicas that do not diverge need not meet.
         self.window_end = self._clock.end_after(step) if self._context.diverges else None

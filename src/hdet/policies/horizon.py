@@ -96,6 +96,11 @@ class Horizon(Policy):
             "probe batches to choose by": repr(self._probe.choosing),
         }
 
+    def describe(self) -> str:
+        trained = sum(weight.numel() * weight.element_size() for weight in self._trail.weights)
+        places = self._where, self._keep, 3 if self._points else 1
+        return telling.described(self._probe, self.windows, trained, *places)
+
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
         """Take the weights of an optimizer; the window begins with its first step."""
         super().bind(axes, context)

@@ -12,8 +12,10 @@ from hdet.hyperparameters import Axis, GroupLearningRate
 from hdet.policies.base import Context
 from hdet.policies.useless_probe import average
 from hdet.probes import Probe
+from hdet.schedules import Windows
 
 __all__ = [
+    "described",
     "never_moved",
     "record_of",
     "refuse",
@@ -48,6 +50,30 @@ def refuse(context: Context, axes: Sequence[Axis], probe: Probe, *, averaged: bo
             f"{context.caller}: stacked replicas must have no running statistics to be chosen with, got a "
             "model with batch norm; use another norm, or one process per replica"
         )
+
+
+def described(probe: Probe, windows: Windows, trained: int, snapshot: str, keep: str, copies: int) -> str:
+    """Windows, probe and memory in one sentence; ``trained`` is the size of the trained weights."""
+    grow = " and more" if windows.share else ""
+    until = "" if windows.last is None else f", the search until step {windows.last}"
+    # A window's start is kept with the optimizer's state, and so is the beginning, always with the host.
+    device = copies + (keep == "device") + (snapshot == "device")
+    host = (keep == "host") + (snapshot == "host") + (snapshot != "off")
+    state = ", and the optimizer's state as often as it is kept" if snapshot != "off" else ""
+    lengths = f"windows of {windows.first} steps{grow}{until}"
+    memory = f"{_size(device * trained)} on the device, {_size(host * trained)} with the host{state}"
+    return f"{lengths}; the probe looks at {probe.describe()}; memory beyond training: {memory}"
+
+
+def _size(count: int) -> str:
+    """
+    >>> _size(999), _size(1_234_567), _size(2_000_000_000_000)
+    ('999 bytes', '1.2 MB', '2000 GB')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.{1 if count < 100 * unit else 0}f} {name}"
+    return f"{count} bytes"
 
 
 def refuse_frozen(caller: str, trained: Sequence[object]) -> None:

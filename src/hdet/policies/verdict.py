@@ -38,8 +38,9 @@ class Verdict:
             self._last = loss if math.isfinite(loss) else self._last
         self._peak = max([lr for lr in (self._peak, *lrs) if math.isfinite(lr)], default=math.nan)
 
-    def say(self, logger: logging.Logger, steps: int, keeper: Keeper) -> None:
-        """One line, the first time it is called after something was measured."""
+    def say(self, logger: logging.Logger, steps: int, promised: int | None, keeper: Keeper) -> None:
+        """One line, the first time it is called after something was measured: ``steps`` were taken of those
+        ``promised``."""
         if self._said or math.isnan(self._first):
             return
         self._said = True
@@ -47,16 +48,17 @@ class Verdict:
         handed = "nothing was kept for finish_()"
         if keeper.keeps and best is not None:
             handed = f"finish_() hands over the {best.kind} of step {best.step}, at {best.loss:.4g}"
+        counted = f"{steps} steps" if promised is None else f"{steps} of {promised} steps"
         course = f"{self._windows} windows, {self._backs} way{'' if self._backs == 1 else 's'} back"
         lowest = self._last if best is None else min(best.loss, self._last)
         # Where the start was measured like the rest, nothing since was better than it by more than the error.
         if (improved is not None and improved.kind == "start") or not lowest < self._first:
             logger.warning(
-                "%s: step %d: the run did not improve: the probe's loss was %.4g at the start and is %.4g "
+                "%s: %s: the run did not improve: the probe's loss was %.4g at the start and is %.4g "
                 "(%s); %s. Is the probe's data of the kind that is trained on, and does the training loss "
                 "fall?",
                 self._caller,
-                steps,
+                counted,
                 self._first,
                 self._last,
                 course,
@@ -64,10 +66,9 @@ class Verdict:
             )
             return
         logger.info(
-            "%s: step %d: the probe's loss went from %.4g to %.4g; the highest learning rate was %.3g (%s); "
-            "%s",
+            "%s: %s: the probe's loss went from %.4g to %.4g; the highest learning rate was %.3g (%s); %s",
             self._caller,
-            steps,
+            counted,
             self._first,
             self._last,
             self._peak,

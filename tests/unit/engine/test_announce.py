@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 import hdet
-from tests.fakes import Faster
+from tests.fakes import Alike, Faster
+from tests.unit.training import Training
 
 
 def test_a_doubt_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,3 +88,40 @@ def test_a_tracker_that_is_not_wrapped_is_refused() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     with pytest.raises(TypeError, match=r"got a object, which is neither.*Tracker\(run\)"):
         hdet.Ensemble(optimizer, history=[object()])
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+
+
+def test_a_run_begins_and_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hdet")
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=2, total_steps=6, replicas=Alike(rank=0))
+    (first,) = lines(caplog)
+    assert first == "Ensemble: 2 replicas, one a process; 6 steps; a sync every 2 steps"
+    for _ in range(6):
+        optimizer.step()
+        ensemble.step()
+    _, last = lines(caplog)
+    assert last == "Ensemble: all 6 steps were counted, with 3 syncs; lr/0 is 0.1"
+
+
+def test_a_search_says_what_it_found_and_what_it_takes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hdet")
+    run = Training()
+    (first,) = lines(caplog)
+    assert first == "; ".join(
+        [
+            "AutoLR: 1 replica",
+            "200 steps",
+            "windows of 10 steps and more, the search until step 150",
+            "the probe looks at 4 batches a sync",
+            "memory beyond training: 516 bytes on the device, 1.5 kB with the host, and the optimizer's "
+            "state as often as it is kept",
+        ]
+    )
+    run.run(200)
+    _, last = lines(caplog)
+    assert last.startswith("AutoLR: 200 of 200 steps: the probe's loss went from")
