@@ -157,22 +157,29 @@ class Takes(pl.Callback):
             trainer.save_checkpoint(f"{self.folder}/weights.ckpt", weights_only=True)
 
 
-def said(rank: int, folder: str) -> list[str]:
+def said(rank: int, folder: str, kind: str, options: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("hdet").addHandler(handler)
     try:
-        by_lightning(DOORS["one_cycle"], Takes(folder), ranks=2, max_epochs=1)
+        by_lightning(Noted(DOORS[kind], **options), Takes(folder), ranks=2, max_epochs=1)
     finally:
         logging.getLogger("hdet").removeHandler(handler)
-    return [line for line in lines if "state_dict was taken" in line]
+    return [line for line in lines if line.startswith("HDETCallback")]
 
 
 def test_weights_that_are_taken_apart_are_said_so(ranks: LocalProcesses, tmp_path: Path) -> None:
-    for lines in ranks.run(on_rank, said, str(tmp_path), size=2):
+    for lines in ranks.run(on_rank, said, str(tmp_path), "one_cycle", {}, size=2):
         (line,) = lines
-        assert f"step {STOP + 1}: " in line
+        assert f"step {STOP + 1}: the module's state_dict was taken" in line
+
+
+def test_a_window_that_is_saved_half_way_is_said(ranks: LocalProcesses, tmp_path: Path) -> None:
+    options = {"spread": 0.1, "sync_every": STOP - 3}
+    a, b = ranks.run(on_rank, said, str(tmp_path), "auto_lr", options, size=2)
+    assert [line for line in a if "holds rank 0's path" in line] == a[:1]
+    assert not any("path" in line for line in b)
 
 
 def test_the_example_runs_as_its_first_line_says() -> None:

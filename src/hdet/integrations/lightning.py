@@ -36,6 +36,7 @@ from hdet.auto_lr import AutoLR  # noqa: E402
 from hdet.integrations.carried import Carried  # noqa: E402
 from hdet.integrations.trackers import Tracker  # noqa: E402
 from hdet.probes import Probe  # noqa: E402
+from hdet.search import Search  # noqa: E402
 
 __all__ = ["HDETCallback"]
 
@@ -86,7 +87,7 @@ class HDETCallback(Callback):
         self._losses: list[Tensor] = []
         #: Open while base values stand where the forward pass reads what is explored.
         self._base = ExitStack()
-        self._checked = self._failed = self._taken_apart = False
+        self._checked = self._failed = self._taken_apart = self._said_halfway = False
         self._hook: Any = None
 
     # ------------------------------------------------------------------ a fit begins
@@ -155,9 +156,9 @@ class HDETCallback(Callback):
         self._steps = trainer.global_step
         losses, self._losses = self._losses, []
         self.door.step(_mean(losses))
-        if not self._checked:
+        if self.door.apart and not self._checked:
             self._checked = True
-            _check_together(self.door, trainer)
+            _refuse_copies(self.door, trainer)
         if getattr(self.door, "finished", False):
             trainer.should_stop = True
 
@@ -180,6 +181,8 @@ class HDETCallback(Callback):
                     "HDETCallback: a checkpoint after an exception holds one rank's replica, not the mean"
                 )
         else:
+            if self.door.apart and isinstance(self.door, Search):
+                self._say_halfway()
             self._meet()
         self._taken_apart = False
         checkpoint[_KEY] = self.door.state_dict()
@@ -206,6 +209,16 @@ class HDETCallback(Callback):
         if self._carried is not None:
             self._base.close()
             self._base.enter_context(self._carried.looked_at())
+
+    def _say_halfway(self) -> None:
+        """A checkpoint has room for one rank's path, and where replicas diverge each has its own."""
+        if not self._said_halfway and self.door.replicas.place == 0:
+            self._said_halfway = True
+            logger.warning(
+                "HDETCallback: step %d: a checkpoint within a window of replicas that diverge holds rank 0's "
+                "path of it: a run that resumes there judges this window by that path alone",
+                self._steps,
+            )
 
     def _note_state(self, *_: object) -> None:
         self._taken_apart = self._taken_apart or self.door.apart
@@ -251,10 +264,8 @@ def _refuse_schedulers(door: object, trainer: Trainer) -> None:
         )
 
 
-def _check_together(door: Any, trainer: Trainer) -> None:
+def _refuse_copies(door: Any, trainer: Trainer) -> None:
     """Where replicas come apart, whatever is written must be the mean."""
-    if not door.apart:
-        return
     kind = type(door).__name__
     if not isinstance(trainer.strategy, (DDPStrategy, SingleDeviceStrategy)):
         raise ValueError(
