@@ -89,7 +89,8 @@ def place_matrices(model: Any, layout: str) -> Any:
     """Tensor parallelism: alone, beside data parallelism by hand, and below (H)SDP."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    sizes = {"tp": (1, 1, 4), "tp x dp": (2, 1, 2), "fsdp2 x tp": (1, 2, 2), "hsdp x tp": (2, 1, 2)}[layout]
+    every = {"tp": (1, 1, 4), "tp x dp": (2, 1, 2), "fsdp2 x tp": (1, 2, 2)}
+    sizes = every.get(layout, (2, dist.get_world_size() // 4, 2))
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard", "tensor"))
     parallelize_module(model, mesh["tensor"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
     if layout == "fsdp2 x tp":

@@ -50,6 +50,35 @@ def test_what_fused_optimizers_skip_does_not_count(ranks: LocalProcesses, skip: 
         assert record.distance_measured == pytest.approx(record.distance_predicted, rel=1e-2)
 
 
+def some_scaled(rank: int) -> Answer:
+    """A GradScaler on the first rank alone: of the others nobody knows what they would have skipped."""
+    model = DistributedDataParallel(tasks.Regression(torch.float32))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, fused=True)
+    scheduler = hdet.OneCycleAutoLR(
+        optimizer, 0.05, total_steps=12, ensemble_lr_spread_ratio=0.2, model_sync_interval=5, model=model
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=rank == 0)
+
+    def run() -> None:
+        for call in range(12):
+            optimizer.zero_grad()
+            x, y = tasks.batch(rank, call, torch.float32)
+            loss = (model(x) - y).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step(loss)
+
+    return answer_to(run)
+
+
+def test_a_scaler_on_some_ranks_alone_is_said_on_all(ranks: LocalProcesses) -> None:
+    for kind, message, seconds in ranks.run(some_scaled, size=2):
+        assert kind == "RuntimeError"
+        assert "on all ranks or on none, and rank 1 has none" in message
+        assert seconds < 30
+
+
 def test_ranks_that_skip_different_steps_raise_together(ranks: LocalProcesses) -> None:
     for (kind, message, seconds), _ in ranks.run(fused, [], [1, 2], size=2):
         assert kind == "RuntimeError"

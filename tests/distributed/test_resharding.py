@@ -15,9 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import hdet
 from hdet.replicas.launch import LocalProcesses
+from hdet.weights.sketch import sketch, sketch_of_shards
 from tests.distributed.classifier import listening
 from tests.distributed.sharded import Run, shards
 from tests.distributed.test_sharded import alike
@@ -317,3 +320,42 @@ def unknown_placement(rank: int) -> bool:
 
 def test_every_placement_can_be_loaded(ranks: LocalProcesses) -> None:
     assert all(ranks.run(unknown_placement, size=4))
+
+
+# ---------------------------------------------------------------------- what sketches are made of
+
+
+def sketched(rank: int, many: bool) -> list[float]:
+    """How far sums over the ranks are from the sketch of whole tensors: rows, columns, what all hold."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(301, 333), (7, 1), (3,), (0, 5), (129, 701)] if many else [(5, 7), (3,), (2, 2)]
+    whole = [torch.randn(shape, generator=generator) for shape in shapes]
+    far = []
+    for placements in (
+        (Shard(0), Shard(0)),
+        (Replicate(), Shard(0)),
+        (Shard(0), Replicate()),
+        (Replicate(), Replicate()),
+    ):
+        parameters = [distribute_tensor(tensor, mesh, placements) for tensor in whole]
+        if len(set(placements)) == 2 and many:  # a matrix by columns, and one by rows and columns
+            parameters[0] = distribute_tensor(whole[0], mesh, (Replicate(), Shard(1)))
+            parameters[-1] = distribute_tensor(whole[-1], mesh, (Shard(0), Shard(1)))
+        shares = []
+        for parameter in parameters:
+            copies = 4
+            for d, placement in enumerate(parameter.placements):
+                copies //= mesh.size(d) if placement.is_shard() else 1
+            shares.append(1 / copies)
+        found = sketch_of_shards([p.to_local() for p in parameters], parameters, shares)
+        dist.all_reduce(found)
+        far.append(float((found - sketch(whole)).abs().max()))
+    return far
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_a_sketch_does_not_depend_on_the_cut(ranks: LocalProcesses, many: bool) -> None:
+    """Of more values than there are bins, and of fewer, which are their own sketch."""
+    for far in ranks.run(sketched, many, size=4):
+        assert max(far) < 1e-12

@@ -25,7 +25,7 @@ from hdet.engine.gradients import Gradients, GradientSharing
 from hdet.engine.health import Health
 from hdet.engine.lasting import Lasting
 from hdet.policies.base import Policy
-from hdet.replicas import Replicas, Undone, refuse_wiring
+from hdet.replicas import Replicas, Undone, is_dtensor, is_flat, refuse_wiring
 from hdet.weights.outer import OuterStep
 
 __all__ = ["Attendance", "refuse_elastic"]
@@ -183,7 +183,10 @@ def refuse_elastic(
             f"{caller}: a horizon keeps weights of the past, which are not taken back where a meeting of "
             f"{kind} fails; use hdet.Ensemble"
         )
-    if any(hasattr(p, "to_local") for group in optimizer.param_groups for p in group["params"]):
-        raise TypeError(f"{caller}: {kind} are whole models, got sharded parameters (DTensor)")
+    if any(is_dtensor(p) or is_flat(p) for group in optimizer.param_groups for p in group["params"]):
+        raise TypeError(
+            f"{caller}: {kind} are whole models, each in one process, got sharded parameters; take those of "
+            "the bare model, or shard over ranks that live as long as the run, without a Manager"
+        )
     if model is not None:
         refuse_wiring(caller, model, 1)

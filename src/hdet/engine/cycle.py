@@ -23,10 +23,11 @@ from hdet.engine.decisions import Decisions
 from hdet.engine.design import Design
 from hdet.engine.events import Event, Listener
 from hdet.engine.gradients import Gradients
+from hdet.engine.optimizers import parts_of
 from hdet.engine.parts import assemble
 from hdet.engine.rounds import Rounds
 from hdet.engine.schedule import Schedule
-from hdet.engine.skips import Skips
+from hdet.engine.skips import Skips, can_skip
 from hdet.engine.step_hooks import StepHooks, take_over
 from hdet.engine.training_loss import TrainingLoss
 from hdet.engine.unfinished import Course, unfinished
@@ -115,7 +116,8 @@ class Cycle(Rounds):
         self._needs_loss = any(policy.needs_loss for policy in policies)
         self._following = [policy for policy in policies if policy.follows_weights]
         self._looked_at = parts.diverges or bool(self._following)
-        self._skips = Skips(heeded=self._looked_at and not parts.sharing.own_gradients)
+        heeded = self._looked_at and not parts.sharing.own_gradients
+        self._skips = Skips(heeded=heeded, fused=can_skip(parts_of(optimizer)))
         self._written = WrittenRates(optimizer)
         self.taken_back = []
         self._since_sync = 0

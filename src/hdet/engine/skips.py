@@ -8,7 +8,7 @@ same. To read the flag there would be to wait for the device at every step; so i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from hdet.engine.announce import Announcer
 from hdet.replicas import Replicas
 
-__all__ = ["Skips", "skip_flag"]
+__all__ = ["Skips", "can_skip", "skip_flag"]
 
 #: So many flags are kept one by one before they become one tensor.
 _FOLD = 64
@@ -28,10 +28,12 @@ class Skips:
 
     Args:
         heeded: whether anybody asks; else every call counts.
+        fused: whether an optimizer may skip on the device: then all ranks compare, with flags or without.
     """
 
-    def __init__(self, *, heeded: bool) -> None:
+    def __init__(self, *, heeded: bool, fused: bool = False) -> None:
         self._heeded = heeded
+        self._fused = heeded and fused
         self._calls = 0
         #: The calls that have a flag, in order, and the flags: folded ones, then single ones.
         self._at: list[int] = []
@@ -58,17 +60,24 @@ class Skips:
         return [self._calls - 1 - at for at, skipped in zip(self._at, known, strict=True) if skipped]
 
     def take(self, caller: str, replicas: Replicas, announcer: Announcer) -> list[int]:
-        """As :meth:`ago`, once: what follows is counted anew. A collective where there are flags.
+        """As :meth:`ago`, once: what follows is counted anew. A collective where there may be flags.
 
         Ranks that share gradients share what overflows. If they do not, one would go on to the sync and wait
         for another that does not come.
         """
-        if not self._at:
+        if not self._at and not self._fused:
             self._calls = 0
             return []
         ago, calls = self.ago(), self._calls
+        scaled = bool(self._at)
         self.load([])
-        rows = replicas.gather([float(len(ago)), float(sum(ago))])
+        rows = replicas.gather_ranks([float(len(ago)), float(sum(ago)), float(scaled)])
+        if len({row[2] for row in rows}) > 1:
+            without = [rank for rank, row in enumerate(rows) if not row[2]]
+            raise RuntimeError(
+                f"{caller}.step: a GradScaler must step the optimizer on all ranks or on none, and rank "
+                f"{without[0]} has none: it takes steps that others may skip; use one everywhere"
+            )
         if any(row != rows[0] for row in rows):
             raise RuntimeError(
                 f"{caller}.step: ranks that share gradients must skip the same steps, and their fused "
@@ -85,6 +94,12 @@ class Skips:
         self._at = [-1 - calls for calls in ago]
         self._folded = [torch.ones(len(ago), dtype=torch.bool)] if ago else []
         self._single = []
+
+
+def can_skip(optimizers: Iterable[Optimizer]) -> bool:
+    """Whether GradScaler leaves it to one of them to skip a step."""
+    # By what GradScaler itself goes by, torch 2.6 to 2.13.
+    return any(getattr(one, "_step_supports_amp_scaling", False) for one in optimizers)
 
 
 def skip_flag(optimizer: Optimizer) -> Tensor | None:

@@ -8,7 +8,7 @@ parts. Every decision is taken from the rows of all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -75,6 +75,18 @@ class ShardedReplicas(Replicas):
         if not isinstance(self._across, ProcessReplicas):
             return list(of_replica)
         return [row for replica in self._across.all_gather(of_replica) for row in replica]
+
+    def together(self, what: str, measure: Callable[[], Sequence[float | Tensor]]) -> list[float | Tensor]:
+        """Who fails says so at once, and does not ask the others: they may be in the midst of a forward pass
+        for which its shards are needed, and would not come. They end when this process does."""
+        try:
+            return list(measure())
+        except Exception as error:
+            raise RuntimeError(
+                f"{what} raised on part {self.part} of {self.parts} of replica {self.rank} ({error!r}); the "
+                "other parts may wait for its shards in a forward pass: let this process end, and all start "
+                "again from a checkpoint"
+            ) from error
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         return self._across.plan_mean(tensors, buffers)

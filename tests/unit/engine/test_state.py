@@ -40,3 +40,45 @@ def test_a_state_of_before_policies_is_taken() -> None:
     assert found[0] == {"kind": "vote", "states": [(1.0, 0.0)], "probe": {"drawn": 3}}
     assert found[1] == {"kind": "regression", "joint": [[0.5, 0.0]], "probe": {"drawn": 3}}
     assert found[2] == {"kind": "horizon", "began": 7}
+
+
+def test_a_state_is_one_value_and_tensors_under_keys_that_stay() -> None:
+    """What a distributed checkpoint sees of a run that has not begun is what it sees of one that has."""
+    run = Trained()
+    fresh = run.auto.state_dict()["engine"]
+    run.train(30)
+    later = run.auto.state_dict()["engine"]
+    assert isinstance(later["values"], tuple)
+    state = {key for key in later["tensors"] if "/state/" in key}
+    assert set(fresh["tensors"]) == set(later["tensors"]) - state
+    assert all(key.startswith("policies/0/snapshot/kept/state/") for key in state), "made by the first step"
+
+
+def test_spare_room_is_memory_of_its_own() -> None:
+    """A checkpoint is loaded in place: it must not write into the weights that stand there."""
+    run = Trained()
+    before = [p.detach().clone() for p in run.model.parameters()]
+    for tensor in run.auto.state_dict()["engine"]["tensors"].values():
+        tensor.fill_(7)
+    for weight, kept in zip(run.model.parameters(), before, strict=True):
+        assert torch.equal(weight, kept)
+
+
+class Trained:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 1)
+        self.data = torch.randn(60, 8, 4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        probe = hdet.Probe(self.loss, self.data[50:], model=self.model)
+        self.auto = hdet.AutoLR(self.optimizer, probe=probe, total_steps=100)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.model(x) - x.sum(1, keepdim=True)).square().mean()
+
+    def train(self, steps: int) -> None:
+        for x in self.data[:steps]:
+            self.optimizer.zero_grad()
+            self.loss(x).backward()
+            self.optimizer.step()
+            self.auto.step()
