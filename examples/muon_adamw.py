@@ -44,7 +44,7 @@ while not auto.finished:
         record = auto.step(loss)  # after the last of them
         if record:
             muon, adamw = (auto.get_last_lr()[i] for i in (0, 1))
-            print(f"step {record.step:3d}  lr {muon:.1e} {adamw:.1e}  loss {record.losses[0]:.4f}")
+            print(f"step {record.step:3d}  lr {muon:.2e} {adamw:.2e}  loss {record.losses[0]:.4f}")
         if auto.finished:
             break
 print(f"held out {auto.finish_().estimate:.5f}")
