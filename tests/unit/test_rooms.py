@@ -21,13 +21,14 @@ FOLDERS = sorted({file.parent for file in FILES})
 
 #: Which rooms a room may import, besides itself. Doors are the files that lie in the package itself.
 MAY_IMPORT = {
+    "rules": set(),
     "controllers": set(),
-    "hyperparameters": set(),
-    "probes": {"replicas"},
+    "hyperparameters": {"rules"},
+    "probes": {"replicas", "rules"},
     "replicas": set(),
     "schedules": set(),
     "weights": {"replicas"},
-    "best": {"controllers", "probes", "replicas", "weights"},
+    "best": {"controllers", "probes", "replicas", "rules", "weights"},
     "policies": {
         "best",
         "history",
@@ -35,12 +36,13 @@ MAY_IMPORT = {
         "hyperparameters",
         "probes",
         "replicas",
+        "rules",
         "schedules",
         "weights",
     },
     "engine": {
         *{"best", "history", "controllers", "hyperparameters", "policies", "probes"},
-        *{"replicas", "schedules", "weights"},
+        *{"replicas", "rules", "schedules", "weights"},
     },
 }
 DOORS = {
@@ -51,7 +53,14 @@ DOORS = {
 LEAVES = {"__main__", "bench", "cli", "demos", "integrations", "report"}
 
 #: Files that know no torch: an equation is read and tested without it.
-PURE = ("controllers/", "engine/design.py", "schedules/shapes.py", "schedules/windows.py", "history.py")
+PURE = (
+    "controllers/",
+    "engine/design.py",
+    "schedules/shapes.py",
+    "schedules/windows.py",
+    "history.py",
+    "rules.py",
+)
 
 
 def name(file: Path) -> str:
