@@ -47,7 +47,7 @@ MAY_IMPORT = {
 }
 DOORS = {
     *{"__init__", "arguments", "auto_lr", "auto_tune", "best_mean", "ensemble", "finder", "guard"},
-    *{"history", "one_cycle"},
+    *{"history", "interruption", "one_cycle", "randomness", "saving"},
     *{"search", "warm_start"},
 }
 LEAVES = {"__main__", "bench", "cli", "demos", "integrations", "report"}
@@ -239,8 +239,10 @@ def test_public_names() -> None:
         "HorizonRecord",
         "Hyperparameter",
         "HyperparameterRecord",
+        "Interruptible",
         "LabelSmoothing",
         "LearningRate",
+        "Loaded",
         "Momentum",
         "OneCycleAutoLR",
         "Outer",
@@ -255,8 +257,10 @@ def test_public_names() -> None:
         "WeightDecay",
         "__version__",
         "find",
+        "load",
         "read_history",
         "replay",
+        "save",
         "warm_start_",
     ]
     assert all(hasattr(hdet, public) for public in hdet.__all__)
