@@ -37,7 +37,7 @@ class Run:
             )
             self.door: Any = hdet.Ensemble(
                 self.optimizer,
-                [hdet.LearningRate(0.2), hdet.WeightDecay(1e-3)],
+                [hdet.LearningRate(0.2)],
                 controller=hdet.RegressionController(),
                 design="permutation",
                 gradients="none",

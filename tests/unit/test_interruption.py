@@ -16,16 +16,18 @@ from tests.unit.engine.test_envelope import Made
 def test_one_process_leaves_where_it_checks(number: int) -> None:
     made, saved = Made("AutoLR"), []
     before = signal.getsignal(number)
-    with (
-        pytest.raises(SystemExit) as left,
-        hdet.Interruptible(made.door, save=lambda: saved.append(made.door.steps)) as run,
-    ):
-        for step in range(100_000):
-            made.train(1)
-            if step == 4:
-                os.kill(os.getpid(), number)
-                assert not saved, "nothing happens within the handler"
-            run.check()
+
+    def train() -> None:
+        with hdet.Interruptible(made.door, save=lambda: saved.append(made.door.steps)) as run:
+            for step in range(100_000):
+                made.train(1)
+                if step == 4:
+                    os.kill(os.getpid(), number)
+                    assert not saved, "nothing happens within the handler"
+                run.check()
+
+    with pytest.raises(SystemExit) as left:
+        train()
     assert left.value.code == 128 + number
     assert saved == [made.door.steps]
     assert made.door.steps >= 5
@@ -34,11 +36,16 @@ def test_one_process_leaves_where_it_checks(number: int) -> None:
 
 def test_the_same_signal_again_acts_at_once() -> None:
     made = Made("AutoLR")
-    with pytest.raises(KeyboardInterrupt), hdet.Interruptible(made.door):
-        os.kill(os.getpid(), signal.SIGINT)
-        made.train(1)
-        os.kill(os.getpid(), signal.SIGINT)
-        made.train(100)
+
+    def train() -> None:
+        with hdet.Interruptible(made.door):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                made.train(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert made.door.steps == 1
 
 
 def test_a_signal_that_nobody_asked_about_is_told(caplog: pytest.LogCaptureFixture) -> None:
