@@ -304,7 +304,7 @@ def more_replicas(rank: int, path: str, save_it: bool) -> list[str]:
 def test_losses_of_fewer_replicas_are_not_compared(ranks: LocalProcesses, tmp_path: Path) -> None:
     ranks.run(more_replicas, str(tmp_path), True, size=1)
     for heard in ranks.run(more_replicas, str(tmp_path), False, size=2):
-        assert sum("the state is of 1 replicas, and this run has 2" in line for line in heard) == 1
+        assert sum("the state is of 1 replicas, this run has 2" in line for line in heard) == 1
 
 
 def unknown_placement(rank: int) -> bool:

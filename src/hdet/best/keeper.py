@@ -88,6 +88,11 @@ class Keeper:
         return [*self._probe.deployed_losses(batches, refresh=refresh, of="choice")]
 
     @property
+    def batches(self) -> int:
+        """On how many each of them measures."""
+        return self._probe.choosing
+
+    @property
     def replicas(self) -> int:
         """How many bring losses."""
         return self._replicas.size
@@ -178,7 +183,7 @@ class Keeper:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""
         before = state.get("replicas", self._replicas.size)
-        choice = Choice.from_dict(state["choice"]).of_fewer(before, self._replicas.size)
+        choice = Choice.from_dict(state["choice"]).of_fewer(before, self._replicas.size, self.batches)
         self.choice = choice or Choice()
         if choice is None or (self._kept is not None and state["kept"] is None):
             self.forget()  # chosen by batches that are not comparable, or saved without a copy

@@ -82,11 +82,12 @@ class Choice:
                 values[name] = Candidate(**{**values[name], "losses": tuple(values[name]["losses"])})
         return cls(**values)
 
-    def of_fewer(self, before: int, now: int) -> Choice | None:
-        """With the losses of ``before`` replicas as those of ``now``; None where they say nothing of them."""
+    def of_fewer(self, before: int, now: int, batches: int) -> Choice | None:
+        """With the losses of ``before`` replicas as those of ``now``, on so many ``batches`` each; None where
+        they say nothing of them."""
         names = ("first", "lowest", "kept", "improved")
         every = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        losses = {name: regrouped(one.losses, before, now) for name, one in every.items()}
+        losses = {name: regrouped(one.losses, before, now, batches) for name, one in every.items()}
         if any(one is None for one in losses.values()):
             return None
         return replace(self, **{name: replace(one, losses=losses[name]) for name, one in every.items()})
@@ -130,20 +131,21 @@ def _compared(new: Candidate, old: Candidate) -> tuple[float, float]:
     return mean_of(worse), standard_error(worse)
 
 
-def regrouped(losses: Sequence[float], before: int, now: int) -> tuple[float, ...] | None:
+def regrouped(losses: Sequence[float], before: int, now: int, batches: int) -> tuple[float, ...] | None:
     """The losses of ``before`` replicas, on the batches of each in turn, as those of ``now`` replicas, each
-    of which has the batches of several; None if nobody has all of another's.
+    of which has the batches of several; None if nobody has all of another's, or each has more or fewer
+    ``batches`` than it had.
 
-    >>> regrouped([1.0, 2.0, 3.0, 6.0], 2, 1)
+    >>> regrouped([1.0, 2.0, 3.0, 6.0], 2, 1, batches=2)
     (2.0, 4.0)
-    >>> regrouped([1.0, 2.0], 1, 2) is None
+    >>> regrouped([1.0, 2.0], 1, 2, batches=2) is None
+    True
+    >>> regrouped([1.0, 2.0], 2, 1, batches=2) is None
     True
     """
-    if before == now:
-        return tuple(losses)
-    if before % now or len(losses) % before:
+    if before % now or len(losses) != before * batches:
         return None
-    batches, together = len(losses) // before, before // now
+    together = before // now
     rows = [losses[at * batches : (at + 1) * batches] for at in range(before)]
     groups = [rows[at : at + together] for at in range(0, before, together)]
     return tuple(math.fsum(column) / together for group in groups for column in zip(*group, strict=True))

@@ -200,18 +200,19 @@ class Incumbent:
 
     def _regroup(self, before: int, now: int) -> None:
         """The losses of as many replicas as there were, as those of as many as there are."""
-        if before == now:
-            return
-        known = [None if x is None else regrouped(x, before, now) for x in (self.previous, self.best)]
-        search = self._search.of_fewer(before, now)
+        each = self.keeper.batches
+        known = [None if x is None else regrouped(x, before, now, each) for x in (self.previous, self.best)]
+        search = self._search.of_fewer(before, now, each)
         if search is None or (self.previous is not None and known[0] is None):
             self.forget()
             self._search, self._idle = Choice(), 0
             logger.warning(
-                "load_state_dict: the state is of %d replicas, and this run has %d: their losses cannot be "
-                "compared batch by batch. Windows are compared, and weights chosen, from here on",
+                "load_state_dict: the state is of %d replicas, this run has %d, each with %d batches to "
+                "choose by: their losses cannot be compared batch by batch. Windows are compared, and weights "
+                "chosen, from here on",
                 before,
                 now,
+                each,
             )
             return
         self._search = search
