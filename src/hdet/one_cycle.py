@@ -242,11 +242,12 @@ class OneCycleAutoLR(OneCycleLR):
         """Average the replicas now, without ending the round. Every rank must call it."""
         self._engine.converge()
 
-    def state_dict(self) -> dict[str, Any]:
-        """OneCycleLR's state and, under ``"hdet"``, the engine's; and an envelope."""
+    def state_dict(self, *, compact: bool = False) -> dict[str, Any]:
+        """OneCycleLR's state and, under ``"hdet"``, the engine's; and an envelope. ``compact``, as AutoLR's:
+        without what the window in progress has collected."""
         state = super().state_dict()
         state.pop("_cycle", None)
-        inner = {**state, "hdet": self._engine.inner_state()}
+        inner = {**state, "hdet": self._engine.inner_state(compact=compact)}
         return envelope.sealed("OneCycleAutoLR", self._engine.configuration(), inner)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hdet
-from hdet import saving
+from hdet import checkpoint
 from hdet.engine.design import levels
 from hdet.engine.envelope import digest
 from hdet.replicas.launch import LocalProcesses, ReplicaError
@@ -111,15 +111,15 @@ def test_resumed_it_is_the_unbroken_run(ranks: LocalProcesses, tmp_path: Path, k
 def fails_on_one(rank: int, path: str) -> str:
     run = Run(rank, "ensemble").train(3)
     hdet.save(path, **run.items(), epoch=1)
-    real = saving._write
+    real = checkpoint.write
     if rank == 1:
-        saving._write = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))  # type: ignore[assignment]
+        checkpoint.write = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))  # type: ignore[assignment]
     try:
         hdet.save(path, **run.items(), epoch=2)
     except (OSError, RuntimeError) as error:
         found = str(error)
     finally:
-        saving._write = real
+        checkpoint.write = real
     assert hdet.load(path, **run.items())["epoch"] == 1
     return found
 
