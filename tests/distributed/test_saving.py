@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import hdet
@@ -225,3 +226,27 @@ def test_what_cannot_be_taken_raises_on_all(ranks: LocalProcesses, tmp_path: Pat
     ranks.run(goes_on, str(tmp_path / "run"), 2, True, size=2)
     with pytest.raises(ReplicaError, match="size mismatch"):
         ranks.run(one_of_another_shape, str(tmp_path / "run"), size=2)
+
+
+# ---------------------------------------------------------------------- distributed checkpoints
+
+
+def by_dcp(rank: int, path: str, at: int, compact: bool) -> bool:
+    run = Run(rank, "diverging").train(at)
+    if run.door.apart:
+        run.door.converge()
+    dcp.save({"door": run.door.state_dict(compact=compact)}, checkpoint_id=path)
+    again = Run(rank, "diverging")
+    again.model.load_state_dict(run.model.state_dict())
+    again.optimizer.load_state_dict(run.optimizer.state_dict())
+    read = {"door": again.door.state_dict(compact=compact)}
+    dcp.load(read, checkpoint_id=path)
+    again.door.load_state_dict(read["door"])
+    return bool(again.door.steps == run.door.steps)
+
+
+@pytest.mark.parametrize(("at", "compact"), [(40, False), (43, True)])
+def test_by_a_distributed_checkpoint(ranks: LocalProcesses, tmp_path: Path, at: int, compact: bool) -> None:
+    """It has one of each tensor, from any rank. That is everybody's where a window ends, and of a compact
+    state always; within a window replicas that diverge have one each, and sums that do not agree if mixed."""
+    assert ranks.run(by_dcp, str(tmp_path / "door"), at, compact, size=2) == [True, True]
