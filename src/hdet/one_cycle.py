@@ -234,11 +234,12 @@ class OneCycleAutoLR(Face, OneCycleLR):
         cycle = self._cycle
         return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
 
-    def state_dict(self) -> dict[str, Any]:
-        """OneCycleLR's state and, under ``"hdet"``, the engine's; and an envelope."""
+    def state_dict(self, *, compact: bool = False) -> dict[str, Any]:
+        """OneCycleLR's state and, under ``"hdet"``, the engine's; and an envelope. ``compact``, as AutoLR's:
+        without what the window in progress has collected."""
         state = super().state_dict()
         state.pop("_cycle", None)
-        inner = {**state, "hdet": self._engine.inner_state()}
+        inner = {**state, "hdet": self._engine.inner_state(compact=compact)}
         return envelope.sealed("OneCycleAutoLR", self._engine.configuration(), inner)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -8,11 +8,7 @@ the two is whole, and :func:`load` finds it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -23,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import hdet
-from hdet import randomness
+from hdet import checkpoint, randomness
 from hdet.engine.envelope import digest
 from hdet.replicas import Replicas, find_replicas
 
@@ -32,8 +27,7 @@ __all__ = ["Loaded", "load", "save"]
 
 logger = logging.getLogger("hdet")
 
-_MANIFEST, _SHARED, _TENSORS = "manifest.json", "shared.pt", ": tensors"
-_FORMAT = 1
+_SHARED, _TENSORS = "shared.pt", ": tensors"
 #: Where a door's state has the engine's.
 _INNER = ("engine", "hdet")
 #: What ``weights_only`` reads back.
@@ -130,7 +124,7 @@ def load(
     ranks = _Ranks.of("hdet.load", model, auto)
     newest = Path(path)
     troubles: list[str] = []
-    for candidate in (newest, newest.with_name(newest.name + ".previous")):
+    for candidate in checkpoint.candidates(newest):
         read: list[tuple[dict[str, Any], dict[str, Any]]] = []
         trouble = _trouble(candidate, ranks, items, read)
         failed = [row[0] for row in ranks.gather([float(bool(trouble))])]
@@ -274,13 +268,13 @@ def _write_all(
     mine |= {} if rng is None else {"rng": rng}
     shared = {name: state for name, state in states.items() if name not in own}
     folder, first = path.with_name(path.name + ".writing"), ranks.mine == 0
-    ranks.together("hdet.save: making the folder", lambda: _begin(folder) if first else None)
+    ranks.together("hdet.save: making the folder", lambda: checkpoint.begin(folder) if first else None)
     hashes: dict[str, str] = {}
 
     def write() -> list[float]:
         if first and shared:
-            hashes[_SHARED] = _write(folder / _SHARED, shared)
-        return _numbers(_write(folder / f"rank{ranks.mine}.pt", mine) if mine else "0")
+            hashes[_SHARED] = checkpoint.write(folder / _SHARED, shared)
+        return _numbers(checkpoint.write(folder / f"rank{ranks.mine}.pt", mine) if mine else "0")
 
     written = [_joined(row) for row in ranks.measured("hdet.save: writing", write)]
     hashes |= {f"rank{r}.pt": f"{found:064x}" for r, found in enumerate(written) if found}
@@ -288,66 +282,10 @@ def _write_all(
     def finish() -> None:
         if first:
             kinds = {name: "own" if name in own else "shared" for name in states}
-            _seal(folder, hashes, {"ranks": ranks.count, "items": kinds})
-            _put(folder, path)
+            checkpoint.seal(folder, hashes, {"ranks": ranks.count, "items": kinds})
+            checkpoint.put(folder, path)
 
     ranks.together("hdet.save: putting it in its place", finish)
-
-
-def _begin(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)  # of a save that was cut short
-    folder.mkdir()
-
-
-def _write(file: Path, states: Mapping[str, Any]) -> str:
-    with file.open("wb") as out:
-        torch.save(dict(states), out)
-        out.flush()
-        os.fsync(out.fileno())
-    return _sha256(file)
-
-
-def _seal(folder: Path, hashes: Mapping[str, str], about: Mapping[str, Any]) -> None:
-    """Everything is there and on the disk."""
-    for name in hashes:
-        if not (folder / name).exists():
-            raise FileNotFoundError(
-                f"hdet.save: all ranks must write to one folder, and {name} is not in {folder}; give a path "
-                "on a disk that all machines share"
-            )
-    manifest = {"format": _FORMAT, "hdet": hdet.__version__, **about, "files": dict(hashes)}
-    with (folder / _MANIFEST).open("w", encoding="utf-8") as out:
-        json.dump({**manifest, "digest": digest(manifest)}, out, indent=1)
-        out.flush()
-        os.fsync(out.fileno())
-    _sync(folder)
-
-
-def _put(folder: Path, path: Path) -> None:
-    """In its place. At every moment the new one or the old one is whole, at ``path`` or as the previous."""
-    previous = path.with_name(path.name + ".previous")
-    if path.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        os.replace(path, previous)
-    os.replace(folder, path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(file: Path) -> str:
-    hashed = hashlib.sha256()
-    with file.open("rb") as content:
-        while part := content.read(1 << 22):
-            hashed.update(part)
-    return hashed.hexdigest()
 
 
 # ---------------------------------------------------------------------- what is read
@@ -361,7 +299,7 @@ def _trouble(
 ) -> str:
     """Why a checkpoint cannot be taken; if it can, its states and manifest are put into ``read``."""
     try:
-        manifest = _manifest(folder)
+        manifest = checkpoint.manifest_of(folder)
         states = _states(folder, manifest, ranks)
         if missing := sorted(set(items) - set(states)):
             return f"{folder} holds {', '.join(sorted(states))}, and not {missing[0]}"
@@ -369,19 +307,6 @@ def _trouble(
         return f"{folder}: {type(error).__name__}: {error}"
     read.append((states, manifest))
     return ""
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    said = manifest.pop("digest", None)
-    if isinstance(manifest.get("format"), int) and manifest["format"] > _FORMAT:
-        raise ValueError(
-            f"written by hdet {manifest.get('hdet')}, format {manifest['format']}; this one reads up to "
-            f"{_FORMAT}"
-        )
-    if said != digest(manifest):
-        raise ValueError(f"{_MANIFEST} is damaged: its checksum is not that of what it says")
-    return manifest
 
 
 def _states(folder: Path, manifest: Mapping[str, Any], ranks: _Ranks) -> dict[str, Any]:
@@ -397,7 +322,7 @@ def _states(folder: Path, manifest: Mapping[str, Any], ranks: _Ranks) -> dict[st
     for name in (_SHARED, f"rank{ranks.mine if same else 0}.pt"):
         if name not in manifest["files"]:
             continue
-        if (found := _sha256(folder / name)) != manifest["files"][name]:
+        if (found := checkpoint.sha256_of(folder / name)) != manifest["files"][name]:
             raise ValueError(f"{name} is damaged: its SHA-256 is {found}, not {manifest['files'][name]}")
         states |= torch.load(folder / name, map_location="cpu", weights_only=True)
     if not same and own and ranks.mine == 0:

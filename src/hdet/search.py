@@ -321,14 +321,17 @@ class Search(Face, LRScheduler):
             )
         return self._found.to_json()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, compact: bool = False) -> dict[str, Any]:
         """Save it beside model and optimizer. Holds tensors: the window in progress and the way back.
+
+        ``compact`` leaves those out: a window begins anew where the state is taken up, which is then no
+        longer bit for bit. The best weights and the beginning of the run stay, one copy each.
 
         As torch's own states, it refers to what training goes on to change: to keep it in memory, copy it.
         """
         shape = self._shape
         state = {
-            "engine": self._cycle.inner_state(),
+            "engine": self._cycle.inner_state(compact=compact),
             "found": self._found.to_json(),
             "cooldown": [shape.decay_from, shape.total_steps, shape.height]
             if isinstance(shape, WarmStableDecay)

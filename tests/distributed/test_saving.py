@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import hdet
-from hdet import saving
+from hdet import checkpoint
 from hdet.engine.design import levels
 from hdet.engine.envelope import digest
 from hdet.replicas.launch import LocalProcesses, ReplicaError
@@ -111,15 +112,15 @@ def test_resumed_it_is_the_unbroken_run(ranks: LocalProcesses, tmp_path: Path, k
 def fails_on_one(rank: int, path: str) -> str:
     run = Run(rank, "ensemble").train(3)
     hdet.save(path, **run.items(), epoch=1)
-    real = saving._write
+    real = checkpoint.write
     if rank == 1:
-        saving._write = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))  # type: ignore[assignment]
+        checkpoint.write = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))  # type: ignore[assignment]
     try:
         hdet.save(path, **run.items(), epoch=2)
     except (OSError, RuntimeError) as error:
         found = str(error)
     finally:
-        saving._write = real
+        checkpoint.write = real
     assert hdet.load(path, **run.items())["epoch"] == 1
     return found
 
@@ -225,3 +226,27 @@ def test_what_cannot_be_taken_raises_on_all(ranks: LocalProcesses, tmp_path: Pat
     ranks.run(goes_on, str(tmp_path / "run"), 2, True, size=2)
     with pytest.raises(ReplicaError, match="size mismatch"):
         ranks.run(one_of_another_shape, str(tmp_path / "run"), size=2)
+
+
+# ---------------------------------------------------------------------- distributed checkpoints
+
+
+def by_dcp(rank: int, path: str, at: int, compact: bool) -> bool:
+    run = Run(rank, "diverging").train(at)
+    if run.door.apart:
+        run.door.converge()
+    dcp.save({"door": run.door.state_dict(compact=compact)}, checkpoint_id=path)
+    again = Run(rank, "diverging")
+    again.model.load_state_dict(run.model.state_dict())
+    again.optimizer.load_state_dict(run.optimizer.state_dict())
+    read = {"door": again.door.state_dict(compact=compact)}
+    dcp.load(read, checkpoint_id=path)
+    again.door.load_state_dict(read["door"])
+    return bool(again.door.steps == run.door.steps)
+
+
+@pytest.mark.parametrize(("at", "compact"), [(40, False), (43, True)])
+def test_by_a_distributed_checkpoint(ranks: LocalProcesses, tmp_path: Path, at: int, compact: bool) -> None:
+    """It has one of each tensor, from any rank. That is everybody's where a window ends, and of a compact
+    state always; within a window replicas that diverge have one each, and sums that do not agree if mixed."""
+    assert ranks.run(by_dcp, str(tmp_path / "door"), at, compact, size=2) == [True, True]

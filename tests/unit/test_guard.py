@@ -159,10 +159,13 @@ def test_a_resumed_run_goes_on_counting() -> None:
     _, guard, _, _ = run(steps=30)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    again = hdet.Guard(optimizer, model=model, sync_every=EVERY)
+    probe = hdet.Probe(lambda x: loss_of(model, x), [batch(10_000 + k) for k in range(4)], model=model)
+    again = hdet.Guard(optimizer, model=model, probe=probe, sync_every=EVERY)
     again.load_state_dict(guard.state_dict())
     assert (again.steps, again.backs) == (30, 0)
     assert again.state_dict() == guard.state_dict()
+    with pytest.raises(ValueError, match=r"judged by must be as it was .*a probe, got training losses"):
+        hdet.Guard(optimizer, model=model, sync_every=EVERY).load_state_dict(guard.state_dict())
 
 
 def test_refusals() -> None:

@@ -47,7 +47,7 @@ MAY_IMPORT = {
 }
 DOORS = {
     *{"__init__", "arguments", "auto_lr", "auto_tune", "best_mean", "ensemble", "finder", "guard"},
-    *{"history", "interruption", "one_cycle", "randomness", "saving"},
+    *{"checkpoint", "flat", "history", "interruption", "one_cycle", "randomness", "saving"},
     *{"search", "warm_start"},
 }
 LEAVES = {"__main__", "bench", "cli", "demos", "integrations", "report"}

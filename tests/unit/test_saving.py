@@ -178,3 +178,22 @@ def test_what_could_not_be_read_back_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"hdet.save: odd\[1\]\.x must be made of tensors.*got object"):
         hdet.save(tmp_path / "run", odd=[1, {"x": object()}])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_one_never_takes_the_place_of_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest is damaged, the one before is whole, and the next save is cut short."""
+    made = Made("Ensemble").train(5)
+    logging.getLogger("hdet").setLevel(logging.ERROR)
+    for epoch in (1, 2):
+        save(made, tmp_path / "good" / "run", epoch=epoch)
+    (tmp_path / "good" / "run" / "shared.pt").write_bytes(b"")
+    points, done = 0, False
+    while not done:
+        folder = tmp_path / f"try{points}"
+        shutil.copytree(tmp_path / "good", folder)
+        done = cut_short(made, folder / "run", points, [(os, "replace"), (shutil, "rmtree")], monkeypatch)
+        assert hdet.load(folder / "run")["epoch"] in ((99,) if done else (1, 99))
+        points += 1
+    assert points > 4

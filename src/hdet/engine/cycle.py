@@ -324,29 +324,34 @@ class Cycle(Rounds):
                 raise
             self._announcer.say(logging.ERROR, f"on the way out: {error}")  # and not instead of its cause
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, compact: bool = False) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
         sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run; that
         is said once. After either one rank's state will do for all, but with a horizon that diverges. It has
-        an envelope: :mod:`hdet.engine.envelope`."""
-        return envelope.sealed(self._caller, self.configuration(), self.inner_state())
+        an envelope: :mod:`hdet.engine.envelope`. ``compact`` leaves out what the window in progress has
+        collected: it begins anew where the state is taken up, which is then no longer bit for bit."""
+        return envelope.sealed(self._caller, self.configuration(), self.inner_state(compact=compact))
 
-    def inner_state(self) -> dict[str, Any]:
+    def inner_state(self, *, compact: bool = False) -> dict[str, Any]:
         """The state without its envelope, for a door that has one of its own."""
         if self._hooks.stepped:
             self._announcer.say_once(logging.WARNING, telling.saved_between(self._steps), "saved between")
         if self.apart and self._replicas.size > self._replicas.here:  # rows of one process are saved together
             said = telling.saved_apart(self._since_sync)
             self._announcer.say_once(logging.WARNING, said, "saved apart")
-        return self._state()
+        return self._state(compact=compact)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, *, compact: bool = False) -> dict[str, Any]:
+        policies = [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies]
+        if compact:
+            both = zip(self._policies, policies, strict=True)
+            policies = [policy.compacted(full, self._steps) for policy, full in both]
         every = {
             "steps": self._steps,
             "round": self._round,
             "seed": self._fan_out.seed,
             "explored": [axis.state_dict() for axis in self._fan_out.axes],
-            "policies": [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies],
+            "policies": policies,
             "explained": self._decide.explained,
             "loss": self._training_loss.state_dict(self._replicas.place),
             **({"arms": self._fan_out.arms} if self._replicas.elastic else {}),

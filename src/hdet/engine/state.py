@@ -164,7 +164,6 @@ def configuration(
         "total_steps": total_steps,
         "explored": [axis.name for policy in policies for axis in policy.axes],
         "spread": list(spreads),
-        "policies": [policy.kind for policy in policies],
         "optimizers": [type(part).__name__ for part in parts_of(optimizer)],
         "groups": [len(group["params"]) for group in optimizer.param_groups],
         "shapes": [[] if is_flat(p) else list(p.shape) for p in every_parameter(optimizer)],

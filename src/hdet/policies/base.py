@@ -252,6 +252,10 @@ class Policy(ABC):
     def state_dict(self) -> dict[str, Any]:
         """All that it remembers."""
 
+    def compacted(self, state: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """What :meth:`state_dict` gave, without what a window more makes anew."""
+        return dict(state)
+
     def check_state(self, caller: str, state: Mapping[str, Any], step: int) -> None:  # noqa: B027
         """Raise ValueError for what :meth:`load_state_dict` cannot take, at ``step``. Changes nothing."""
 

@@ -7,9 +7,8 @@ own batches and, where they diverge, its own points."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor
 
@@ -17,12 +16,12 @@ import hdet.policies.telling as telling
 from hdet.best import Keeper
 from hdet.controllers import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
-from hdet.policies.base import Context, Decided, Policy, Seen
+from hdet.policies.base import Context, Decided, Seen
 from hdet.policies.clock import DESCENT, Clock, Curve
 from hdet.policies.evidence import PathEvidence
 from hdet.policies.incumbent import Incumbent
 from hdet.policies.point_losses import PointLosses
-from hdet.policies.saved import check_horizon
+from hdet.policies.saved import SavedHorizon
 from hdet.policies.scopes import Scopes
 from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
@@ -42,7 +41,7 @@ _STEPS_PER_BATCH = 50
 _MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
 
 
-class Horizon(Policy):
+class Horizon(SavedHorizon):
     """Windows, their means, the probe at their points, and the way back.
 
     Args:
@@ -361,37 +360,6 @@ class Horizon(Policy):
     def check_end(self) -> str:
         """What is wrong with the weights that training ends with, if anything. Waits for the device."""
         return "" if self._trail.is_finite() else "the weights are not finite at the end of training"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
-        return {
-            "states": [asdict(state) for state in self._states],
-            **self._clock.state_dict(),
-            "taken": self._taken,
-            "fresh": self._fresh,
-            "previous_middle": list(self._previous_middle),
-            "incumbent": self.incumbent.state_dict(),
-            "curve": [self._curve.peak, self._curve.now],
-            "constant": self._useless.state(),
-            "trail": self._trail.state_dict(),
-            **self._way_back.state_dict(),
-            "probe": self._probe.state_dict(self._context.replicas.place),
-        }
-
-    def check_state(self, caller: str, state: Mapping[str, Any], step: int) -> None:
-        kept = self._trail, self.incumbent, self._way_back, self._probe
-        check_horizon(caller, state, step, len(self._states), *kept)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._states = [HorizonState(**saved) for saved in state["states"]]
-        self._clock.load_state_dict(state)
-        self.window_end, self._taken, self._fresh = self._clock.end, state["taken"], state["fresh"]
-        self._previous_middle, self._curve = list(state["previous_middle"]), Curve(*state["curve"])
-        self.incumbent.load_state_dict(state.get("incumbent"))
-        self._useless.load(state["constant"])
-        self._trail.load_state_dict(state["trail"])
-        self._way_back.load_state_dict(state)
-        self._probe.load_state_dict(state["probe"], self._context.replicas.place)
 
     def extra_bytes(self) -> int:
         """Memory beyond training itself, the way back included once it has been taken."""

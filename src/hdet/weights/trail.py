@@ -258,7 +258,8 @@ class Trail:
         return [saved[number] for number in self.numbers]
 
     def _load_mean(self, state: Mapping[str, Any]) -> None:
-        self.mean.load_state_dict({**state["mean"], "mean": self._in_order(state["mean"]["mean"])})
+        if state["mean"] is not None:  # a compact state has none
+            self.mean.load_state_dict({**state["mean"], "mean": self._in_order(state["mean"]["mean"])})
         self._least = list(state["least"])
 
 

@@ -331,3 +331,46 @@ def test_a_step_that_is_not_counted_yet_is_told(caplog: pytest.LogCaptureFixture
     made.optimizer.step()
     made.state()
     assert "called after optimizer.step() and before step(): the state is of step 15" in caplog.text
+
+
+# ---------------------------------------------------------------------- compact
+
+
+def test_a_compact_state_is_small_and_at_a_windows_end_nothing_is_lost() -> None:
+    made = Made("AutoLR").train(20)
+    while not ended(made):
+        made.train(1)
+    full, compact = made.state(), deepcopy(made.door.state_dict(compact=True))
+    kept = [len(state["engine"]["values"][0]["sums"]) for state in (full, compact)]
+    assert kept[1] <= kept[0] / 2
+    ends = []
+    for state in (full, compact):
+        again = resumed(made, state)
+        torch.manual_seed(3)
+        ends.append(digest(again.train(60).model.state_dict()))
+    assert ends[0] == ends[1]
+
+
+def ended(made: Made) -> bool:
+    return int(engine_of(made.state())["policies"][0]["began"]) == made.door.steps
+
+
+def resumed(made: Made, state: Any) -> Made:
+    again = Made("AutoLR")
+    again.model.load_state_dict(made.model.state_dict())
+    again.optimizer.load_state_dict(deepcopy(made.optimizer.state_dict()))
+    again.door.load_state_dict(state)
+    return again
+
+
+def test_within_a_window_a_compact_state_begins_another() -> None:
+    made = Made("AutoLR").train(43)
+    assert not ended(made)
+    full, compact = (engine_of(made.door.state_dict(compact=c))["policies"][0] for c in (False, True))
+    again = resumed(made, deepcopy(made.door.state_dict(compact=True)))
+    assert ended(again)
+    assert compact["incumbent"] == full["incumbent"]
+    again.train(400 - 43)
+    assert again.door.finished
+    assert again.door.finish_() is not None
+    assert torch.isfinite(again.model[0].weight).all()  # type: ignore[union-attr,arg-type]
