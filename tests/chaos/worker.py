@@ -30,13 +30,13 @@ def main(folder: Path, door: str, hits: list[str]) -> None:
     _put(folder / f"pid-{life}-{rank}", str(os.getpid()))
     # A meeting place for each life: gloo on a restarted env:// finds addresses of the dead (torch 2.13).
     meeting = f"file://{folder}/meeting-{life}"
-    # DDP waits as long as its group does: twice the patience, so that whoever waits for both is seen.
-    timeout = timedelta(seconds=2 * how_long().total_seconds())
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
+    # DDP waits as long as its group does: half an hour, if nobody says otherwise.
+    group = dist.new_group(timeout=timedelta(seconds=2 * how_long().total_seconds()))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    called = model if door == "Ensemble" else nn.parallel.DistributedDataParallel(model)
+    called = model if door == "Ensemble" else nn.parallel.DistributedDataParallel(model, process_group=group)
     search = _ensemble(model, optimizer) if door == "Ensemble" else _auto_lr(model, optimizer)
     load(folder, rank, model, optimizer, search)
     hit = _Hit(folder, life, rank, hits[life] if life < len(hits) else "")
@@ -51,7 +51,7 @@ def main(folder: Path, door: str, hits: list[str]) -> None:
         if search.steps % SAVE_EVERY == 0:
             save(folder, rank, model, optimizer, search)
     hit.look(STEPS)
-    dist.barrier()  # who is stopped at the very end is missed here
+    dist.barrier(group)  # who is stopped at the very end is missed here
 
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
