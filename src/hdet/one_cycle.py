@@ -163,7 +163,7 @@ class OneCycleAutoLR(Face, OneCycleLR):
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
         _check(auto_lr_warmup_steps, decay, model_sync_interval, controller, probe)
-        _check_curve(max_lr, total_steps)
+        _check_peak(max_lr, total_steps)
         if probe is not None:
             refuse_closures("OneCycleAutoLR", optimizer)
         explore = [LearningRate(spread=ensemble_lr_spread_ratio)]
@@ -280,7 +280,7 @@ class _Curve:
         self.step = partial(OneCycleLR.step, scheduler)
 
 
-def _check_curve(max_lr: object, total_steps: object) -> None:
+def _check_peak(max_lr: object, total_steps: object) -> None:
     """A peak of NaN or infinity would be trained at without a word."""
     for peak in max_lr if isinstance(max_lr, (list, tuple)) else [max_lr]:
         if not isinstance(peak, (int, float, Tensor)) or not 0 <= float(peak) < math.inf:
