@@ -29,9 +29,11 @@ if TYPE_CHECKING:
         Temperature,
         WeightDecay,
     )
+    from hdet.interruption import Interruptible
     from hdet.one_cycle import OneCycleAutoLR
     from hdet.probes import Probe
     from hdet.replicas import Arms, FaultTolerantReplicas, StackedReplicas
+    from hdet.saving import Loaded, load, save
     from hdet.schedules import replay
     from hdet.warm_start import warm_start_
     from hdet.weights.outer import Outer
@@ -66,11 +68,15 @@ _HOMES = {
     "OuterMomentum": "hyperparameters",
     "Temperature": "hyperparameters",
     "WeightDecay": "hyperparameters",
+    "Interruptible": "interruption",
     "OneCycleAutoLR": "one_cycle",
     "Probe": "probes",
     "Arms": "replicas",
     "FaultTolerantReplicas": "replicas",
     "StackedReplicas": "replicas",
+    "Loaded": "saving",
+    "load": "saving",
+    "save": "saving",
     "replay": "schedules",
     "warm_start_": "warm_start",
     "Outer": "weights.outer",
@@ -93,8 +99,10 @@ __all__ = [
     "HorizonRecord",
     "Hyperparameter",
     "HyperparameterRecord",
+    "Interruptible",
     "LabelSmoothing",
     "LearningRate",
+    "Loaded",
     "Momentum",
     "OneCycleAutoLR",
     "Outer",
@@ -109,8 +117,10 @@ __all__ = [
     "WeightDecay",
     "__version__",
     "find",
+    "load",
     "read_history",
     "replay",
+    "save",
     "warm_start_",
 ]
 

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from hdet import rules
 from hdet.best import Handed, Keeper
 from hdet.controllers.choice import Candidate
-from hdet.engine import state
+from hdet.engine import envelope, state
 from hdet.probes import Probe
 from hdet.probes.overlap import Overlap
-from hdet.replicas import ProcessGroup, find_replicas, local
+from hdet.replicas import ProcessGroup, find_replicas, is_flat, local
 from hdet.schedules import Windows
 from hdet.weights.parcel import pieces_of
 from hdet.weights.window_mean import WindowMean
@@ -185,7 +186,12 @@ class BestMean:
             "mean": self._window(),
             "keeper": self._keeper.state_dict(),
         }
-        return state.make(self._replicas, self._parameters, every)
+        return envelope.sealed(
+            "BestMean", self._configuration(), state.make(self._replicas, self._parameters, every)
+        )
+
+    def _configuration(self) -> dict[str, Any]:
+        return {"shapes": [[] if is_flat(p) else list(p.shape) for p in self._parameters]}
 
     def _window(self) -> dict[str, Any]:
         """The one in progress, or room for it."""
@@ -196,9 +202,42 @@ class BestMean:
         room = WindowMean([*later.values()]).tensors
         return {"mean": pieces_of(dict(zip(later, room, strict=True)), self._parameters, spare=True)}
 
+    def _checked(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        caller = "BestMean"
+        known = ("values", "tensors", "steps", "window_end", "new", "numbers", "mean", "keeper")
+        inner, before = envelope.opened(caller, state_dict, needed=(), known=known)
+        envelope.refuse_other_run(caller, self._configuration(), before)
+        saved = state.take(caller, self._replicas, self._parameters, inner)
+        state.check_tensors(caller, self._replicas, self._parameters, inner)
+        steps = rules.count(caller, "steps", saved["steps"])
+        if saved["window_end"] is not None and rules.count(caller, "window_end", saved["window_end"]) < steps:
+            raise ValueError(
+                f"BestMean.load_state_dict: window_end must be at least steps={steps}, got "
+                f"{saved['window_end']}; go back to an earlier checkpoint"
+            )
+        rules.flag(caller, "new", saved["new"])
+        for i in saved["numbers"]:
+            rules.count(caller, "numbers", i, most=len(self._parameters) - 1)
+        mean = saved["mean"]
+        if mean is not None and "count" in mean:
+            every = mean["mean"]
+            for i, tensor in zip(
+                saved["numbers"],
+                [every[i] for i in saved["numbers"]] if isinstance(every, Mapping) else every,
+                strict=True,
+            ):
+                if tensor.shape != (own := local(self._parameters[i]).shape):
+                    raise ValueError(
+                        f"BestMean.load_state_dict: the mean of parameter {i} must be of shape {tuple(own)}, "
+                        f"got {tuple(tensor.shape)}; load the state of this model"
+                    )
+        self._keeper.check_state(caller, saved["keeper"])
+        return saved
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off, after model and optimizer have been loaded."""
-        saved = state.take("BestMean", self._replicas, self._parameters, state_dict)
+        """Take up where :meth:`state_dict` left off, after model and optimizer have been loaded. What cannot
+        be taken is refused whole: nothing changes then."""
+        saved = envelope.sound("BestMean", lambda: self._checked(state_dict))
         self.steps, self._window_end = saved["steps"], saved["window_end"]
         self._keeper.load_state_dict(saved["keeper"])
         self._numbers = list(saved["numbers"])

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from hdet import rules
 from hdet.arguments import take_optimizers
 from hdet.controllers.choice import mean_of
 from hdet.controllers.rise import has_risen
+from hdet.engine import envelope
 from hdet.engine.agreement import check_sync_every
 from hdet.engine.optimizers import parts_of
 from hdet.probes import Probe
@@ -210,17 +212,33 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers. The copy is not among them: a resumed run keeps one of the weights it begins with."""
-        return {
+        state = {
             "steps": self.steps,
             "backs": self.backs,
             "first": self._first,
             "before": list(self._before),
         }
+        return envelope.sealed("Guard", self._configuration(), state)
+
+    def _configuration(self) -> dict[str, Any]:
+        return {"judged by": "training losses" if self._probe is None else "a probe"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting; call it before the first step."""
+        """Go on counting; call it before the first step. What cannot be taken is refused whole."""
+        state, before = envelope.opened("Guard", state, needed=("steps", "backs", "first", "before"))
+        envelope.refuse_other_run("Guard", self._configuration(), before)
+        envelope.sound("Guard", lambda: _check_state(state))
         self.steps, self.backs = state["steps"], state["backs"]
         self._first, self._before = state["first"], list(state["before"])
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    for name in ("steps", "backs"):
+        rules.count("Guard", name, state[name])
+    if state["first"] is not None:
+        rules.number("Guard", "first", state["first"])
+    for loss in state["before"]:
+        rules.number("Guard", "before", loss)
 
 
 def _check(model: object, probe: object, snapshot: object) -> None:

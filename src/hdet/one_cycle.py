@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, SupportsFloat
@@ -31,8 +31,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from hdet import rules
 from hdet.arguments import refuse_closures
 from hdet.controllers import HorizonController, SoftmaxController, geometric_decay, literal_decay
+from hdet.engine import envelope
 from hdet.engine.agreement import check_sync_every
 from hdet.engine.cycle import Cycle
 from hdet.engine.events import Event
@@ -235,18 +237,26 @@ class OneCycleAutoLR(Face, OneCycleLR):
         return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """OneCycleLR's state and, under ``"hdet"``, the engine's."""
+        """OneCycleLR's state and, under ``"hdet"``, the engine's; and an envelope."""
         state = super().state_dict()
         state.pop("_cycle", None)
-        return {**state, "hdet": self._engine.state_dict()}
+        inner = {**state, "hdet": self._engine.inner_state()}
+        return envelope.sealed("OneCycleAutoLR", self._engine.configuration(), inner)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off. A plain OneCycleLR's state is taken too."""
-        state = dict(state_dict)
+        """Take up where :meth:`state_dict` left off. A plain OneCycleLR's state is taken too. What cannot be
+        taken is refused whole: nothing changes then."""
+        caller = "OneCycleAutoLR"
+        known = (*vars(self), "hdet", *_OF_OTHER_VERSIONS)
+        state, before = envelope.opened(caller, state_dict, needed=_NEEDED, known=known)
         saved = state.pop("hdet", None)
+        envelope.sound(caller, lambda: _check_curve(state, self.total_steps, len(self.base_lrs)))
+        if saved is not None:
+            saved = self._engine.checked_state(saved)
+            envelope.refuse_other_run(caller, self._engine.configuration(), before)
         super().load_state_dict(state)
         if saved is not None:
-            self._engine.load_state_dict(saved)
+            self._engine.take_state(saved)
         else:
             self._engine.resume_at(self.last_epoch)
 
@@ -266,6 +276,28 @@ _SHARED = [
     for name in inspect.signature(OneCycleAutoLR.__init__).parameters
     if name not in ("self", "optimizer", "rank", "process_group", "model", "probe", "history", "on_event")
 ]
+
+
+#: Names in OneCycleLR's state, and those that other versions of torch have there.
+_NEEDED = ("total_steps", "_schedule_phases", "base_lrs", "last_epoch")
+_OF_OTHER_VERSIONS = ("verbose", "_anneal_func_type", "_is_initial", "_get_lr_called_within_step")
+
+
+def _check_curve(state: Mapping[str, Any], total_steps: int, groups: int) -> None:
+    """OneCycleLR's own values: of as long a run, with as many groups, and within it."""
+    caller = "OneCycleAutoLR"
+    if state["total_steps"] != total_steps:
+        raise ValueError(
+            f"{caller}.load_state_dict: total_steps must be as it was when the state was saved, "
+            f"{state['total_steps']}, got {total_steps}: the whole curve follows from it. Give as many as "
+            "then, or begin a new run from the weights"
+        )
+    rules.count(caller, "last_epoch", state["last_epoch"], most=total_steps)
+    for name in ("base_lrs", "_last_lr"):
+        for lr in rules.of_length(caller, name, state.get(name, [0.0] * groups), groups):
+            rules.number(caller, name, float(lr), least=0.0)
+    for phase in state["_schedule_phases"]:
+        rules.number(caller, "a phase's end", phase["end_step"])
 
 
 class _Curve:

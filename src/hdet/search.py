@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.arguments import LEAST_STEPS, check, doubt, shortest_window
 from hdet.best import Handed
 from hdet.controllers import HorizonController
+from hdet.engine import envelope
 from hdet.engine.agreement import check_together
 from hdet.engine.cycle import Cycle
 from hdet.engine.design import Design
@@ -28,6 +29,7 @@ from hdet.engine.face import Face
 from hdet.engine.gradients import Gradients
 from hdet.engine.one_search import OneSearch
 from hdet.engine.optimizers import JointOptimizer, parts_of
+from hdet.engine.saved_search import check_search
 from hdet.history import History, SyncRecord
 from hdet.hyperparameters import LearningRate
 from hdet.policies import Horizon, Policy
@@ -89,7 +91,8 @@ class Search(Face, LRScheduler):
         self.optimizers = parts_of(every)
         #: The first of them, as a scheduler has one; :attr:`optimizers` has all.
         self.optimizer = self.optimizers[0]
-        kind = schedule if isinstance(schedule, str) else type(schedule).__name__
+        kind = self._kind = schedule if isinstance(schedule, str) else type(schedule).__name__
+        self._scope = scope
         ways = (scope, spread, snapshot, keep, patience)
         check_together(
             self._name,
@@ -324,8 +327,8 @@ class Search(Face, LRScheduler):
         As torch's own states, it refers to what training goes on to change: to keep it in memory, copy it.
         """
         shape = self._shape
-        return {
-            "engine": self._cycle.state_dict(),
+        state = {
+            "engine": self._cycle.inner_state(),
             "found": self._found.to_json(),
             "cooldown": [shape.decay_from, shape.total_steps, shape.height]
             if isinstance(shape, WarmStableDecay)
@@ -334,27 +337,35 @@ class Search(Face, LRScheduler):
             "lr": self.get_last_lr()[: self._groups],
             "verdict": self._verdict.state_dict(),
         }
+        return envelope.sealed(self._name, self._configuration(), state)
+
+    def _configuration(self) -> dict[str, Any]:
+        own = {"total_steps": self._budget, "schedule": self._kind, "scope": self._scope}
+        return {**self._cycle.configuration(), **own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off, after model and optimizers have been loaded."""
-        state = state_dict
-        drawn = "ratios" in state["schedule"]
-        if drawn != isinstance(self._driver, DrawnShape):
-            raise ValueError(
-                f"{self._name}.load_state_dict: schedule must be of the kind it was saved with, a "
-                f"{'name' if drawn else 'torch scheduler'}, got a {'torch scheduler' if drawn else 'name'}"
-            )
+        """Take up where :meth:`state_dict` left off, after model and optimizers have been loaded. Another
+        ``total_steps`` than before counts from here on, where the schedule is ``"wsd"``. What cannot be taken
+        is refused whole: nothing changes then."""
+        names = {"needed": ("engine", "found", "cooldown", "schedule", "lr"), "known": ("verdict",)}
+        state, before = envelope.opened(self._name, state_dict, **names)
+        parts = self._cycle, self._driver, self._shape, self._verdict
+        engine, found, end = check_search(self._name, state, before, self._configuration(), *parts)
         self._driver.load_state_dict(state["schedule"])
-        self._cycle.load_state_dict(state["engine"])
+        self._cycle.take_state(engine)
         # The optimizer may have been loaded before this object was made, which then wrote its own.
         for group, lr in zip(self._optimizer.param_groups, state["lr"], strict=False):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
-        if state["cooldown"] is not None and None not in state["cooldown"]:
-            self._cool(*state["cooldown"])
-        self._found = FoundSchedule.from_json(state["found"])
+        if end is not None and end.shape.decay_from is not None and end.shape.total_steps is not None:
+            self._cool(end.shape.decay_from, end.shape.total_steps, end.shape.height)
+            if end.over:
+                self._cycle.end_search(meet=False)
+            if end.new:
+                self._horizon.recounted(self.steps)
+        self._found = found
         if "verdict" in state:
             self._verdict.load_state_dict(state["verdict"])
 

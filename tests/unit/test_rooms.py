@@ -21,13 +21,14 @@ FOLDERS = sorted({file.parent for file in FILES})
 
 #: Which rooms a room may import, besides itself. Doors are the files that lie in the package itself.
 MAY_IMPORT = {
+    "rules": set(),
     "controllers": set(),
-    "hyperparameters": set(),
-    "probes": {"replicas"},
+    "hyperparameters": {"rules"},
+    "probes": {"replicas", "rules"},
     "replicas": set(),
     "schedules": set(),
     "weights": {"replicas"},
-    "best": {"controllers", "probes", "replicas", "weights"},
+    "best": {"controllers", "probes", "replicas", "rules", "weights"},
     "policies": {
         "best",
         "history",
@@ -35,23 +36,31 @@ MAY_IMPORT = {
         "hyperparameters",
         "probes",
         "replicas",
+        "rules",
         "schedules",
         "weights",
     },
     "engine": {
         *{"best", "history", "controllers", "hyperparameters", "policies", "probes"},
-        *{"replicas", "schedules", "weights"},
+        *{"replicas", "rules", "schedules", "weights"},
     },
 }
 DOORS = {
     *{"__init__", "arguments", "auto_lr", "auto_tune", "best_mean", "ensemble", "finder", "guard"},
-    *{"history", "one_cycle"},
+    *{"history", "interruption", "one_cycle", "randomness", "saving"},
     *{"search", "warm_start"},
 }
 LEAVES = {"__main__", "bench", "cli", "demos", "integrations", "report"}
 
 #: Files that know no torch: an equation is read and tested without it.
-PURE = ("controllers/", "engine/design.py", "schedules/shapes.py", "schedules/windows.py", "history.py")
+PURE = (
+    "controllers/",
+    "engine/design.py",
+    "schedules/shapes.py",
+    "schedules/windows.py",
+    "history.py",
+    "rules.py",
+)
 
 
 def name(file: Path) -> str:
@@ -231,8 +240,10 @@ def test_public_names() -> None:
         "HorizonRecord",
         "Hyperparameter",
         "HyperparameterRecord",
+        "Interruptible",
         "LabelSmoothing",
         "LearningRate",
+        "Loaded",
         "Momentum",
         "OneCycleAutoLR",
         "Outer",
@@ -247,8 +258,10 @@ def test_public_names() -> None:
         "WeightDecay",
         "__version__",
         "find",
+        "load",
         "read_history",
         "replay",
+        "save",
         "warm_start_",
     ]
     assert all(hasattr(hdet, public) for public in hdet.__all__)

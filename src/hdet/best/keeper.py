@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hdet import rules
 from hdet.best.kept import Kept
 from hdet.controllers.choice import Candidate, Choice
 from hdet.probes import Probe
@@ -166,6 +167,13 @@ class Keeper:
         """The choice and the copy."""
         kept = None if self._kept is None else self._kept.state_dict()
         return {"choice": asdict(self.choice), "kept": kept, "replicas": self._replicas.size}
+
+    def check_state(self, caller: str, state: Mapping[str, Any]) -> None:
+        """Raise ValueError for what :meth:`load_state_dict` cannot take."""
+        rules.count(caller, "replicas", state.get("replicas", self._replicas.size))
+        Choice.from_dict(state["choice"])
+        if self._kept is not None and state["kept"] is not None:
+            self._kept.check_state(caller, state["kept"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""

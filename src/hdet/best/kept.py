@@ -90,6 +90,17 @@ class Kept:
         held = pieces_of(self._weights, self._whole) | pieces_of(room, self._whole, spare=True)
         return {"weights": held, "buffers": dict(self._buffers)}
 
+    def check_state(self, caller: str, state: Mapping[str, Any]) -> None:
+        """Raise ValueError for copies of another model."""
+        for i, saved in state["weights"].items():
+            if i >= len(self._parameters) or saved.shape != self._parameters[i].shape:
+                own = tuple(self._parameters[i].shape) if i < len(self._parameters) else "not there"
+                raise ValueError(
+                    f"{caller}.load_state_dict: the state must be of a model of the same shapes: the best "
+                    f"weights it has of parameter {i} are of shape {tuple(saved.shape)}, and the parameter "
+                    f"here is {own}"
+                )
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the copies of another run of the same model."""
         self._weights = {

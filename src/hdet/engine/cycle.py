@@ -16,7 +16,7 @@ from typing import Any, SupportsFloat
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.engine import state, telling
+from hdet.engine import envelope, state, telling
 from hdet.engine.agreement import agree_on_run
 from hdet.engine.announce import Announcer
 from hdet.engine.decisions import Decisions
@@ -132,7 +132,8 @@ class Cycle(Rounds):
         #: Whether the last step is told; a door that says more of it does so itself.
         self.says_end = True
         self._note_rates()
-        replicas.carry(caller, self.load_state_dict, self._state)
+        self._spreads = [axis.spread for axis in parts.fan_out.axes]
+        replicas.carry(caller, lambda saved: self.take_state(self.checked_state(saved)), self._state)
 
     # ------------------------------------------------------------------ what a user sees
 
@@ -290,11 +291,11 @@ class Cycle(Rounds):
             policy.end_at(step)
         self._look_ahead()
 
-    def end_search(self) -> None:
-        """Nothing moves any more; replicas that diverge come together now, and stay together."""
+    def end_search(self, *, meet: bool = True) -> None:
+        """Nothing moves any more; replicas that diverge come together now, or else at the last step."""
         for policy in self._policies:
             policy.stop()
-        if self._parts.diverges:
+        if self._parts.diverges and meet:
             self.converge()
         self._begin_round()
 
@@ -326,7 +327,14 @@ class Cycle(Rounds):
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
         sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run; that
-        is said once. After either one rank's state will do for all, but with a horizon that diverges."""
+        is said once. After either one rank's state will do for all, but with a horizon that diverges. It has
+        an envelope: :mod:`hdet.engine.envelope`."""
+        return envelope.sealed(self._caller, self.configuration(), self.inner_state())
+
+    def inner_state(self) -> dict[str, Any]:
+        """The state without its envelope, for a door that has one of its own."""
+        if self._hooks.stepped:
+            self._announcer.say_once(logging.WARNING, telling.saved_between(self._steps), "saved between")
         if self.apart and self._replicas.size > self._replicas.here:  # rows of one process are saved together
             said = telling.saved_apart(self._since_sync)
             self._announcer.say_once(logging.WARNING, said, "saved apart")
@@ -347,13 +355,43 @@ class Cycle(Rounds):
         }
         return state.make(self._replicas, every_parameter(self._optimizer), every)
 
+    def configuration(self) -> dict[str, Any]:
+        """What must be as it was for a state to be taken; each door says what of it may change."""
+        return state.configuration(self._optimizer, self._policies, self._spreads, self._total_steps)
+
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own,
         unless :meth:`converge` has just told them to all: they count if every rank resumes from its own state
-        or such a one, and for none otherwise."""
+        or such a one, and for none otherwise. What cannot be taken is refused whole: nothing changes then."""
+        names = {"needed": state.NEEDED, "known": state.KNOWN}
+        inner, configuration = envelope.opened(self._caller, saved, **names)
+        checked = self.checked_state(inner)
+        envelope.refuse_other_run(self._caller, self.configuration(), configuration, free={"total_steps"})
+        self.take_state(checked)
+
+    def checked_state(self, saved: Mapping[str, Any], most: int | None = None) -> Mapping[str, Any]:
+        """What a state holds, of at most so many steps. Raises ValueError for what cannot be taken, and
+        changes nothing."""
+        most = self._total_steps if most is None else most
+        return envelope.sound(self._caller, lambda: self._checked(saved, most))  # type: ignore[no-any-return]
+
+    def _checked(self, saved: Mapping[str, Any], most: int | None) -> Mapping[str, Any]:
+        caller, axes = self._caller, self._fan_out.axes
+        mine, raw = (self._replicas, every_parameter(self._optimizer)), saved
+        saved = state.take(caller, *mine, raw)
+        state.check_explored(caller, saved["explored"], [axis.name for axis in axes])
+        state.check_tensors(caller, *mine, raw)
+        state.check_numbers(caller, saved, most)
+        for axis, of_axis in zip(axes, saved["explored"], strict=True):
+            axis.check_state(caller, of_axis)
+        for policy, of_policy in state.of_policies(saved, [policy.kind for policy in self._policies]):
+            if of_policy is not None:
+                self._policies[policy].check_state(caller, of_policy, saved["steps"])
+        return saved
+
+    def take_state(self, saved: Mapping[str, Any]) -> None:
+        """Take over what :meth:`checked_state` gave."""
         axes = self._fan_out.axes
-        saved = state.take(self._caller, self._replicas, every_parameter(self._optimizer), saved)
-        state.check_explored(self._caller, saved["explored"], [axis.name for axis in axes])
         self._steps = saved["steps"]
         self._round = saved["round"]
         self._decide.explained = saved.get("explained", 0.0)

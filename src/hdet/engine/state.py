@@ -11,15 +11,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from hdet import rules
+from hdet.engine.envelope import damaged, digest
+from hdet.engine.optimizers import parts_of
 from hdet.engine.schedule import CoveredSchedule
 from hdet.engine.skips import Skips
-from hdet.replicas import Replicas, local, ruler
+from hdet.policies.base import Policy
+from hdet.replicas import Replicas, is_flat, local, ruler
 from hdet.weights.outer import OuterStep
+from hdet.weights.parameters import every_parameter
 from hdet.weights.parcel import Parcel
+from hdet.weights.sums import sums_of
 
 __all__ = [
     "check_explored",
+    "check_numbers",
+    "check_tensors",
     "load_outer",
     "load_skips",
     "make",
@@ -29,6 +38,11 @@ __all__ = [
     "take",
 ]
 
+#: Names at the top of a state, and those of before there were two halves.
+NEEDED: tuple[str, ...] = ()
+_BEFORE = ("steps", "round", "seed", "explored", "policies", "explained", "loss", "arms", "outer", "skipped")
+KNOWN = ("values", "tensors", *_BEFORE, "waits", "part", "states", "joint", "probe", "horizon")
+
 logger = logging.getLogger("hdet")
 
 
@@ -36,11 +50,24 @@ def make(replicas: Replicas, parameters: Iterable[Tensor], state: Mapping[str, A
     """A state for files: ``values``, which a distributed checkpoint does not look into (it takes a tuple for
     one thing), and ``tensors`` under keys that do not change during a run."""
     parcel = Parcel.of(state)
-    values: dict[str, Any] = {"state": parcel.values, "part": [replicas.part, replicas.parts]}
-    tensors = {"ruler": ruler(parameters), **parcel.tensors} if parcel.tensors else {}
-    values["cut"] = bool(tensors)
-    values["bound"] = parcel.bound or (values["cut"] and not replicas.reshards)
-    if values["bound"]:  # a checkpoint is not to cut them, nor to take one rank's for another's
+    every = list(parameters)
+    numbers = {id(parameter): i for i, parameter in enumerate(every)}
+    tensors = {"ruler": ruler(every), **parcel.tensors} if parcel.tensors else {}
+    bound = parcel.bound or bool(tensors and not replicas.reshards)
+    values = {
+        "state": parcel.values,
+        "part": [replicas.part, replicas.parts],
+        "cut": bool(tensors),
+        "bound": bound,
+        "sums": sums_of({key: parcel.tensors[key] for key in parcel.whose}),
+        "of": {
+            key: numbers[id(parameter)]
+            for key, parameter in parcel.whose.items()
+            if id(parameter) in numbers and local(parcel.tensors[key]).shape == local(parameter).shape
+        },
+    }
+    values["digest"] = digest(values)
+    if bound:  # a checkpoint is not to cut them, nor to take one rank's for another's
         values["tensors"], tensors = tensors, {}
     return {"values": (values,), "tensors": tensors}
 
@@ -58,7 +85,10 @@ def take(
                 "optimizer's, and begin the search anew"
             )
         return saved
-    values: Mapping[str, Any] = saved["values"][0]
+    (values,) = saved["values"]
+    own = {name: value for name, value in values.items() if name not in ("digest", "tensors")}
+    if values.get("digest") != digest(own):
+        raise damaged(f"{caller}.load_state_dict")
     tensors: dict[str, Tensor] = values.get("tensors", saved["tensors"])
     if values["bound"]:
         _check_part(caller, replicas, values["part"])
@@ -82,6 +112,63 @@ def take(
             len(dropped),
         )
     return state  # type: ignore[no-any-return]  # as it was given
+
+
+def check_tensors(
+    caller: str, replicas: Replicas, parameters: Sequence[Tensor], saved: Mapping[str, Any]
+) -> None:
+    """Every piece is as large as its parameter, and holds what it held: the latter where it is cut as it was.
+    Another part's sums say nothing here; plain values have those of the envelope, always. A state of before
+    has no sums."""
+    if "values" not in saved:
+        return
+    values = saved["values"][0]
+    tensors = values.get("tensors", saved["tensors"])
+    for key, number in values.get("of", {}).items():
+        found, own = local(tensors[key]).shape if key in tensors else None, local(parameters[number]).shape
+        if found is not None and found != own:
+            raise ValueError(
+                f"{caller}.load_state_dict: the state must be of a model of the same shapes: {key!r} is of "
+                f"shape {tuple(found)}, and parameter {number} of {tuple(own)}"
+            )
+    if list(values["part"]) != [replicas.part, replicas.parts]:
+        return
+    now = sums_of({key: tensors[key] for key in values.get("sums", ()) if key in tensors})
+    for key, (dtype, shape, total) in now.items():
+        was = values["sums"][key]
+        if list(was[:2]) == [dtype, shape] and was[2] != total:
+            raise ValueError(
+                f"{caller}.load_state_dict: the state is damaged: the checksum of {key!r} is {total}, and "
+                f"was {was[2]}; go back to an earlier checkpoint. (A distributed one takes each tensor "
+                "from any rank: replicas must be one model, at a sync, when it is saved)"
+            )
+
+
+def check_numbers(caller: str, saved: Mapping[str, Any], total_steps: int | None) -> None:
+    """What the engine counts can be counted."""
+    rules.count(caller, "steps", saved["steps"], most=total_steps)
+    rules.count(caller, "round", saved["round"])
+    rules.number(caller, "seed", saved["seed"])
+    rules.number(caller, "explained", saved.get("explained", 0.0))
+    loss = saved["loss"]
+    rules.count(caller, "loss.count", loss["count"])
+    rules.count(caller, "loss.rank", loss["rank"])
+    rules.count(caller, "waits", saved.get("waits", 0))
+
+
+def configuration(
+    optimizer: Optimizer, policies: Sequence[Policy], spreads: Sequence[float], total_steps: int | None
+) -> dict[str, Any]:
+    """How a run was set up, as far as its state depends on it."""
+    return {
+        "total_steps": total_steps,
+        "explored": [axis.name for policy in policies for axis in policy.axes],
+        "spread": list(spreads),
+        "policies": [policy.kind for policy in policies],
+        "optimizers": [type(part).__name__ for part in parts_of(optimizer)],
+        "groups": [len(group["params"]) for group in optimizer.param_groups],
+        "shapes": [[] if is_flat(p) else list(p.shape) for p in every_parameter(optimizer)],
+    }
 
 
 def check_explored(caller: str, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from hdet.policies.base import Policy
 from hdet.replicas import Replicas
 
-__all__ = ["beyond_the_end", "detached_apart", "ended", "introduced", "saved_apart", "without_loss"]
+__all__ = [
+    "beyond_the_end",
+    "detached_apart",
+    "ended",
+    "introduced",
+    "saved_apart",
+    "saved_between",
+    "without_loss",
+]
 
 
 def without_loss(caller: str) -> ValueError:
@@ -53,6 +61,15 @@ def saved_apart(steps: int) -> str:
     return (
         f"state_dict: called {steps} steps after the last sync: the replicas' weights differ, and what is "
         "saved beside it is one replica's; call converge() on every rank first, or save every rank's own"
+    )
+
+
+def saved_between(steps: int) -> str:
+    """A state is saved before a step was counted."""
+    return (
+        f"state_dict: called after optimizer.step() and before step(): the state is of step {steps}, and "
+        "what is saved of the optimizer now is of the next one: a run that goes on from both is one step "
+        "behind; call step() first"
     )
 
 

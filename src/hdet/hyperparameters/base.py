@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet import rules
+
 __all__ = ["Axis", "Explorable", "Rows", "StandIn"]
 
 
@@ -129,6 +131,20 @@ class Axis(ABC):
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
+
+    def check_state(self, caller: str, state: Mapping[str, Any]) -> None:
+        """Raise ValueError for what :meth:`load_state_dict` cannot take. A run that explores nothing here has
+        no rounds, and one that explores has: so neither takes the other's spread."""
+        spread = rules.number(
+            caller, f"the spread of {self.name}", state.get("spread", self.spread), least=0.0
+        )
+        if (spread > 0) != (self.spread > 0):
+            raise ValueError(
+                f"{caller}.load_state_dict: the spread of {self.name} must be "
+                f"{'above 0' if spread else '0'}, as it was when the state was saved ({spread:g}), got "
+                f"{self.spread:g}: whether replicas diverge is decided when the run is set up; give the "
+                "spread it was saved with"
+            )
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet import rules
 from hdet.hyperparameters.base import Axis
 from hdet.hyperparameters.checks import spread_of_each
 
@@ -175,6 +176,14 @@ class GroupLearningRate(Axis):
             "held_at": self._held_at,
             "schedule_value": None if kept is None else float(kept),
         }
+
+    def check_state(self, caller: str, state: Mapping[str, Any]) -> None:
+        super().check_state(caller, state)
+        if state["factor"] is not None:
+            rules.positive(caller, f"the factor of {self.name}", state["factor"] or 1.0)
+        for name in ("held_at", "schedule_value"):
+            if state[name] is not None:
+                rules.number(caller, f"{name} of {self.name}", state[name], least=0.0)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.spread = state.get("spread", self.spread)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hdet import rules
 from hdet.hyperparameters.base import Axis, Rows
 from hdet.hyperparameters.checks import check_spread
 from hdet.hyperparameters.scales import Scale
@@ -219,6 +220,10 @@ class ScalarAxis(Axis):
 
     def state_dict(self) -> dict[str, Any]:
         return {"name": self.name, "base": self.base, "spread": self.spread}
+
+    def check_state(self, caller: str, state: Mapping[str, Any]) -> None:
+        super().check_state(caller, state)
+        rules.number(caller, f"the base of {self.name}", state["base"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.restore()

@@ -252,6 +252,9 @@ class Policy(ABC):
     def state_dict(self) -> dict[str, Any]:
         """All that it remembers."""
 
+    def check_state(self, caller: str, state: Mapping[str, Any], step: int) -> None:  # noqa: B027
+        """Raise ValueError for what :meth:`load_state_dict` cannot take, at ``step``. Changes nothing."""
+
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off; :meth:`start` has been called before."""

@@ -81,6 +81,8 @@ class Clock:
         self.total_steps = step
         if not self.searching:
             self.end = None if step is None else min(self.end or step, step)
+        elif self.end is not None and self.windows.last is not None:  # one of a run that was to be longer
+            self.end = min(self.end, self.windows.last)
 
     @property
     def length(self) -> int:

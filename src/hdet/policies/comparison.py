@@ -116,11 +116,17 @@ class Comparison(Policy):
         """Move every hyperparameter by what its arms had, and what they came to."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"probe": None if self._probe is None else self._probe.state_dict()}
+        return {
+            "probe": None if self._probe is None else self._probe.state_dict(self._context.replicas.place)
+        }
+
+    def check_state(self, caller: str, state: Mapping[str, Any], step: int) -> None:
+        if self._probe is not None and state.get("probe") is not None:
+            self._probe.check_state(caller, state["probe"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._probe is not None and state.get("probe") is not None:
-            self._probe.load_state_dict(state["probe"])
+            self._probe.load_state_dict(state["probe"], self._context.replicas.place)
 
 
 class Fixed(Comparison):

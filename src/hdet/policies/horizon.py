@@ -22,6 +22,7 @@ from hdet.policies.clock import DESCENT, Clock, Curve
 from hdet.policies.evidence import PathEvidence
 from hdet.policies.incumbent import Incumbent
 from hdet.policies.point_losses import PointLosses
+from hdet.policies.saved import check_horizon
 from hdet.policies.scopes import Scopes
 from hdet.policies.useless_probe import UselessProbe
 from hdet.probes import Probe
@@ -51,8 +52,7 @@ class Horizon(Policy):
         windows: how long they are.
         scope: ``"together"`` moves all parameter groups by one factor; ``"each"`` compares, and moves, every
             group by itself, which takes two points more for each.
-        snapshot: where the way back is kept: on the device, in host memory, or not at all.
-        keep: where the best weights seen are kept, likewise.
+        snapshot, keep: where the way back and the best weights seen lie: on the device, the host, or nowhere.
         patience: so often training goes back to the best weights without a better one coming of it.
         parts: how many groups each optimizer has, if there are several: each has a factor of its own.
         averaged: whether replicas that diverge are judged by the path of their mean, not at points of their
@@ -375,22 +375,23 @@ class Horizon(Policy):
             "constant": self._useless.state(),
             "trail": self._trail.state_dict(),
             **self._way_back.state_dict(),
-            "probe": self._probe.state_dict(),
+            "probe": self._probe.state_dict(self._context.replicas.place),
         }
 
+    def check_state(self, caller: str, state: Mapping[str, Any], step: int) -> None:
+        kept = self._trail, self.incumbent, self._way_back, self._probe
+        check_horizon(caller, state, step, len(self._states), *kept)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        telling.refuse_other_scope(self._context.caller, len(state["states"]), len(self._states))
         self._states = [HorizonState(**saved) for saved in state["states"]]
         self._clock.load_state_dict(state)
         self.window_end, self._taken, self._fresh = self._clock.end, state["taken"], state["fresh"]
-        self._previous_middle = list(state["previous_middle"])
-        self._curve = Curve(*state["curve"])
-        if "incumbent" in state:
-            self.incumbent.load_state_dict(state["incumbent"])
+        self._previous_middle, self._curve = list(state["previous_middle"]), Curve(*state["curve"])
+        self.incumbent.load_state_dict(state.get("incumbent"))
         self._useless.load(state["constant"])
         self._trail.load_state_dict(state["trail"])
         self._way_back.load_state_dict(state)
-        self._probe.load_state_dict(state["probe"])
+        self._probe.load_state_dict(state["probe"], self._context.replicas.place)
 
     def extra_bytes(self) -> int:
         """Memory beyond training itself, the way back included once it has been taken."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hdet import rules
 from hdet.best import Keeper
 from hdet.controllers.choice import Candidate, Choice, regrouped
 from hdet.policies.point_losses import PointLosses
@@ -171,8 +172,19 @@ class Incumbent:
             "search": {"choice": asdict(self._search), "factors": list(self.factors)},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off."""
+    def check_state(self, caller: str, state: Mapping[str, Any] | None) -> None:
+        """Raise ValueError for what :meth:`load_state_dict` cannot take; there may be nothing."""
+        if state is None:
+            return
+        for count in state["counts"]:
+            rules.count(caller, "what the search counts", count)
+        rules.of_length(caller, "losses", state["losses"], 2)
+        self.keeper.check_state(caller, state["keeper"])
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Take up where :meth:`state_dict` left off; a state of before there was one has None."""
+        if state is None:
+            return
         self._idle, self._retreats, *restarts = state["counts"]
         self._restarts = sum(restarts)
         self.others_moved = state.get("others_moved", False)

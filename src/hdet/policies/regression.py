@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hdet import rules
 from hdet.controllers import RegressionController, RegressionState
 from hdet.hyperparameters import Axis, Explorable
 from hdet.policies.base import Context, Decided
@@ -79,6 +80,12 @@ class Regression(Comparison):
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "joint": self._state.to_rows()}
+
+    def check_state(self, caller: str, state: Mapping[str, Any], step: int) -> None:
+        super().check_state(caller, state, step)
+        for known in RegressionState.from_rows(state["joint"]).axes:
+            rules.positive(caller, "the regression's spread", known.spread)
+            rules.number(caller, "the regression's evidence", known.evidence)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hdet import rules
 from hdet.best import Keeper
 from hdet.history import SyncRecord
 
@@ -84,6 +85,14 @@ class Verdict:
             "peak": self._peak,
             "said": self._said,
         }
+
+    def check_state(self, caller: str, state: Mapping[str, Any] | None) -> None:
+        """Raise ValueError for what :meth:`load_state_dict` cannot take; there may be nothing."""
+        if state is not None:
+            for count in rules.of_length(caller, "the verdict's counts", state["counts"], 2):
+                rules.count(caller, "the verdict's counts", count)
+            rules.of_length(caller, "the verdict's losses", state["losses"], 2)
+            rules.flag(caller, "what was said", state["said"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where :meth:`state_dict` left off."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hdet import rules
 from hdet.controllers import Controller, ControlState, Decision
 from hdet.history import HyperparameterRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
@@ -107,6 +108,12 @@ class Vote(Comparison):
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "states": [(s.value, s.velocity) for s in self._states]}
+
+    def check_state(self, caller: str, state: Mapping[str, Any], step: int) -> None:
+        super().check_state(caller, state, step)
+        for value, velocity in rules.of_length(caller, "states", state["states"], len(self._states)):
+            rules.positive(caller, "the vote's value", value)
+            rules.number(caller, "the vote's velocity", velocity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

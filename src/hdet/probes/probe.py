@@ -15,6 +15,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor, nn
 
+from hdet import rules
 from hdet.probes.isolation import forked, random_state, reseed, weights_alone
 from hdet.probes.norms import refresh_norms_, trained_norms
 from hdet.probes.set_aside import (
@@ -295,17 +296,28 @@ class Probe:
             for buffer, before in kept:
                 buffer.copy_(before)
 
-    def state_dict(self) -> dict[str, int]:
-        """How many batches were drawn, and at which of them the present pass over an iterable began."""
-        return {"draws": self._draws, "pass_began": self._pass_began}
+    def state_dict(self, rank: int = 0) -> dict[str, int]:
+        """How many batches were drawn, at which of them the present pass over an iterable began, and the seed
+        of this rank's draws."""
+        return {"draws": self._draws, "pass_began": self._pass_began, "seed": self._seed, "rank": rank}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on with the batch after the last one drawn.
+    def check_state(self, caller: str, state: Mapping[str, int]) -> None:
+        """Raise ValueError for what :meth:`load_state_dict` cannot take."""
+        draws = rules.count(caller, "the probe's draws", state["draws"])
+        rules.count(caller, "the probe's pass", state["pass_began"], most=draws)
+
+    def load_state_dict(self, state: Mapping[str, int], rank: int = 0) -> None:
+        """Go on with the batch after the last one drawn. Another rank's seed is not taken: ranks that draw
+        different batches go on doing so.
 
         An iterable is begun anew and its batches of this pass are skipped, so the same ones follow if its
         order is fixed or comes from torch's global random state. A one-shot iterator cannot be begun anew: it
         is taken to stand where it should.
         """
+        if "seed" in state and state["rank"] == rank:
+            if state["seed"] != self._seed:
+                self._halves = None
+            self._seed = state["seed"]
         self._pass = None
         self._draws = state["draws"]
         self._pass_began = state["pass_began"]

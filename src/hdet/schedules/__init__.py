@@ -2,6 +2,7 @@
 and windows are pure; only ``drawn`` and ``replay`` know torch."""
 
 from hdet.schedules.drawn import DrawnShape
+from hdet.schedules.ends import End, end_of
 from hdet.schedules.replay import Descent, FoundSchedule, replay
 from hdet.schedules.shapes import SHAPES, Shape, WarmStableDecay
 from hdet.schedules.windows import Every, Windows
@@ -10,10 +11,12 @@ __all__ = [
     "SHAPES",
     "Descent",
     "DrawnShape",
+    "End",
     "Every",
     "FoundSchedule",
     "Shape",
     "WarmStableDecay",
     "Windows",
+    "end_of",
     "replay",
 ]

@@ -7,12 +7,14 @@ a value of its own (a cosine, a scheduler of torch's) eight bytes a step. Every 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import math
 import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
@@ -26,7 +28,8 @@ from hdet.schedules.shapes import WarmStableDecay
 
 __all__ = ["Descent", "FoundSchedule", "replay"]
 
-_FORMAT, _FIRST_FORMAT = "hdet schedule 2", "hdet schedule 1"
+#: The last one has a checksum, the one before has none, and the first one knew no pieces.
+_FORMAT, _UNCHECKED, _FIRST_FORMAT = "hdet schedule 3", "hdet schedule 2", "hdet schedule 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,24 +132,52 @@ class FoundSchedule:
     def to_json(self) -> str:
         """Everything, exactly: Python writes floats so that they read back the same."""
         groups = [{"pieces": [piece.to_json() for piece in pieces]} for pieces in self._groups]
-        return json.dumps({"format": _FORMAT, "steps": self.steps, "groups": groups})
+        raw = {"format": _FORMAT, "steps": self.steps, "groups": groups}
+        return json.dumps({**raw, "checksum": _checksum(raw)})
 
     @classmethod
-    def from_json(cls, text: str) -> FoundSchedule:
-        """What :meth:`to_json` wrote, now or before there were pieces."""
-        raw = json.loads(text)
-        known = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
-        if known not in (_FORMAT, _FIRST_FORMAT):
-            raise ValueError(f"replay: the file must hold a schedule of format {_FORMAT!r}, got {known!r}")
+    def from_json(cls, text: str, caller: str = "replay") -> FoundSchedule:
+        """What :meth:`to_json` wrote, now, before there was a checksum, or before there were pieces. Raises
+        ValueError for anything else."""
+        try:
+            raw = json.loads(text)
+            known = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
+            if known not in (_FORMAT, _UNCHECKED, _FIRST_FORMAT):
+                raise ValueError(f"the file must hold a schedule of format {_FORMAT!r}, got {known!r}")
+            if known == _FORMAT or "checksum" in raw:
+                found, said = _checksum(raw), raw.get("checksum")
+                if found != said:
+                    raise ValueError(
+                        f"the schedule is damaged: its checksum must be {said}, got {found}; export it anew, "
+                        "or take another copy"
+                    )
+            schedule = cls._read(raw, first=known == _FIRST_FORMAT)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{caller}: the file must hold a whole schedule, got one in which something is missing or of "
+                f"another kind ({type(error).__name__}: {error}); export it anew"
+            ) from error
+        except ValueError as error:
+            raise ValueError(f"{caller}: {error}") from error
+        return schedule
+
+    @classmethod
+    def _read(cls, raw: dict[str, Any], *, first: bool) -> FoundSchedule:
         schedule = cls(len(raw["groups"]))
-        if known == _FORMAT:
+        if not first:
             schedule._groups = [[_piece(saved) for saved in group["pieces"]] for group in raw["groups"]]
-            schedule.steps = raw["steps"]
+            schedule.steps = _whole("steps", raw["steps"], least=0)
+            for i, pieces in enumerate(schedule._groups):
+                if (known := sum(piece.count for piece in pieces)) != schedule.steps:
+                    raise ValueError(
+                        f"every group must have a learning rate for each of steps={schedule.steps}, group "
+                        f"{i} has {known}; export it anew"
+                    )
             return schedule
         for pieces, group in zip(schedule._groups, raw["groups"], strict=True):
             for count, lr in group["runs"]:
-                for _ in range(int(count)):
-                    _add(pieces, 0, float(lr), None)
+                for _ in range(_whole("count", count)):
+                    _add(pieces, 0, _rate(lr), None)
         schedule.steps = max((sum(p.count for p in pieces) for pieces in schedule._groups), default=0)
         return schedule
 
@@ -198,14 +229,38 @@ def _drop(pieces: list[_Piece], step: int) -> None:
 
 def _piece(saved: Any) -> _Piece:
     if isinstance(saved, list):
-        return _Stays(int(saved[0]), float(saved[1]))
+        count, lr = saved
+        return _Stays(_whole("count", count), _rate(lr))
     if "doubles" in saved:
-        lrs = array("d", base64.b64decode(saved["doubles"]))
+        lrs = array("d", base64.b64decode(saved["doubles"], validate=True))
         if sys.byteorder == "big":
             lrs.byteswap()
+        for lr in lrs:
+            _rate(lr)
         return _Varies(lrs)
     factor, ratio, *shape = saved["descent"]
-    return _Falls(saved["count"], saved["first"], Descent(factor, ratio, WarmStableDecay(*shape)))
+    total_steps, decay_from, height = shape
+    drawn = WarmStableDecay(_whole("total_steps", total_steps), _whole("decay_from", decay_from, least=0))
+    descent = Descent(_rate(factor), _rate(ratio), replace(drawn, height=_rate(height)))
+    return _Falls(_whole("count", saved["count"]), _whole("first", saved["first"], least=0), descent)
+
+
+def _whole(name: str, value: Any, *, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}; export it anew")
+    return value
+
+
+def _rate(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"a learning rate must be finite and not below 0, got {value!r}; export it anew")
+    return float(value)
+
+
+def _checksum(raw: dict[str, Any]) -> str:
+    """Of everything else, as Python writes it: it reads the same numbers, and writes them the same."""
+    text = json.dumps({k: v for k, v in raw.items() if k != "checksum"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _lookup(pieces: Sequence[_Piece]) -> Callable[[int], float]:

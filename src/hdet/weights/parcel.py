@@ -9,7 +9,7 @@ sharded parameter is a DTensor, which a checkpoint can cut for other ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,16 +56,19 @@ class Parcel:
         values: everything but the pieces.
         tensors: the pieces, by key.
         bound: whether some of it is this rank's own, and means nothing to others.
+        whose: the parameters of the pieces that somebody will read.
     """
 
     values: Any
     tensors: dict[str, Tensor]
     bound: bool = False
+    whose: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Parcel:
         """Take a state apart. Tensors that are no pieces stay among the values: all ranks have the same."""
         tensors: dict[str, Tensor] = {}
+        whose: dict[str, Tensor] = {}
         bound = False
 
         def walk(value: Any, path: tuple[str, ...]) -> Any:
@@ -74,7 +77,10 @@ class Parcel:
                 key = "/".join(path)
                 tensors[key] = sharded_like(value.of, value.tensor)
                 bound = bound or (is_dtensor(value.of) and not is_dtensor(tensors[key]))
-                return _GONE if value.spare else {_REFERS: key, _MAY_MISS: value.may_miss}
+                if value.spare:
+                    return _GONE
+                whose[key] = value.of
+                return {_REFERS: key, _MAY_MISS: value.may_miss}
             if isinstance(value, Own):
                 bound = True
                 return _with_the_host(value.tensor)
@@ -85,7 +91,7 @@ class Parcel:
                 return type(value)(walk(one, (*path, str(i))) for i, one in enumerate(value))
             return _with_the_host(value) if isinstance(value, Tensor) else value
 
-        return cls(walk(state, ()), tensors, bound)
+        return cls(walk(state, ()), tensors, bound, whose)
 
     def opened(self) -> tuple[Any, list[str], list[str]]:
         """The state, its pieces as this rank's tensors again; the keys of pieces that are missing, and of

@@ -125,6 +125,23 @@ class Snapshot:
             return Piece(tensor, parameter, may_miss=may_miss)
         return Own(tensor) if is_dtensor(parameter) and tensor.numel() > 1 else tensor
 
+    def check_state(self, caller: str, state: Mapping[str, Any]) -> None:
+        """Raise ValueError for copies of another model's weights, or of another optimizer's state."""
+        groups = self._optimizer.param_groups
+        of_weights = state_of(self._optimizer)
+        for kind, i, name, saved in _entries(state):
+            if kind == "weight" and (i >= len(self._weights) or saved.shape != self._weights[i].shape):
+                own = tuple(self._weights[i].shape) if i < len(self._weights) else "not there"
+                raise ValueError(
+                    f"{caller}.load_state_dict: the state must be of a model of the same shapes: its copy of "
+                    f"parameter {i} is of shape {tuple(saved.shape)}, and the parameter here is {own}"
+                )
+            if kind == "state" and name not in of_weights.get(self._parameters[i], {name: saved}):
+                raise _other_optimizer(caller, f"state {name!r} of parameter {i}", self._optimizer)
+        for kind, i, name, _ in state["values"]:
+            if kind == "group" and (i >= len(groups) or name not in groups[i]):
+                raise _other_optimizer(caller, f"{name!r} of group {i}", self._optimizer)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the copies of another run of the same model and optimizer."""
         here = self._weights[0].device
@@ -162,6 +179,13 @@ class Snapshot:
         state = state_of(self._optimizer)
         homes = {("state", i): state[p] for i, p in enumerate(self._parameters) if p in state}
         return homes | {("group", i): group for i, group in enumerate(groups)}
+
+
+def _other_optimizer(caller: str, what: str, optimizer: Optimizer) -> ValueError:
+    return ValueError(
+        f"{caller}.load_state_dict: the state must be of a run with the same optimizer, got one that keeps "
+        f"{what}, which {type(optimizer).__name__} has not; use the optimizer it was saved with"
+    )
 
 
 def _is_whole(parameter: Tensor, tensor: Tensor) -> bool:

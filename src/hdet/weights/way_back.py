@@ -68,6 +68,12 @@ class WayBack:
             saved[name] = snapshot.state_dict(spare_state=name == "snapshot")
         return saved
 
+    def check_state(self, caller: str, state: Mapping[str, Any]) -> None:
+        """Raise ValueError for what :meth:`load_state_dict` cannot take."""
+        for name, snapshot in self._snapshots.items():
+            if state.get(name) is not None:
+                snapshot.check_state(caller, state[name])
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what there is of them."""
         for name, snapshot in self._snapshots.items():

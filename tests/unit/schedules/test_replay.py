@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hdet
-from hdet.schedules.replay import Descent, FoundSchedule
+from hdet.schedules.replay import Descent, FoundSchedule, _checksum
 from hdet.schedules.shapes import Cosine, WarmStableDecay
 
 
@@ -146,10 +147,10 @@ def test_several_optimizers_have_a_scheduler_each(tmp_path: Any) -> None:
 def test_what_cannot_be_replayed(tmp_path: Any) -> None:
     path = tmp_path / "schedule.json"
     path.write_text('{"format": "something else"}')
-    with pytest.raises(ValueError, match=r"format 'hdet schedule 2', got 'something else'"):
+    with pytest.raises(ValueError, match=r"format 'hdet schedule 3', got 'something else'"):
         hdet.replay(weights(), path)
     path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match=r"format 'hdet schedule 2', got 'list'"):
+    with pytest.raises(ValueError, match=r"format 'hdet schedule 3', got 'list'"):
         hdet.replay(weights(), path)
     schedule = FoundSchedule(2)
     path.write_text(schedule.to_json())
@@ -159,3 +160,50 @@ def test_what_cannot_be_replayed(tmp_path: Any) -> None:
     path.write_text(schedule.to_json())
     with pytest.raises(ValueError, match=r"as many parameter groups as the schedule, 2, got 1"):
         hdet.replay(weights(1), path)
+
+
+@pytest.mark.parametrize("number", [3, 2])
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda raw: raw["groups"][0]["pieces"][0].__setitem__(1, -5.0),
+            r"finite and not below 0, got -5\.0",
+        ),
+        (lambda raw: raw["groups"][0]["pieces"][0].__setitem__(1, float("nan")), "not below 0, got nan"),
+        (lambda raw: raw["groups"][0]["pieces"][0].__setitem__(0, -10), "count must be an integer .*got -10"),
+        (lambda raw: raw.update(steps=7), "a learning rate for each of steps=7, group 0 has 12"),
+        (lambda raw: raw["groups"][0]["pieces"].pop(), "a learning rate for each of steps=12"),
+        (lambda raw: raw["groups"][0].pop("pieces"), "something is missing or of another kind"),
+    ],
+)
+def test_what_no_schedule_has_is_refused(change: Any, match: str, number: int) -> None:
+    """Also where the checksum agrees, and in the format of before, which has none."""
+    schedule, shape = FoundSchedule(2), WarmStableDecay(14, 6)
+    for step in range(12):
+        schedule.add([shape(step), 0.1 * step], [Descent(1.0, 1.0, shape)] * 2 if step >= 6 else None)
+    raw = json.loads(schedule.to_json())
+    change(raw)
+    raw["format"] = f"hdet schedule {number}"
+    del raw["checksum"]
+    if number == 3:
+        raw["checksum"] = _checksum(raw)
+    with pytest.raises(ValueError, match=rf"replay: .*{match}"):
+        FoundSchedule.from_json(json.dumps(raw))
+
+
+def test_a_flipped_bit_in_a_schedule_is_found() -> None:
+    schedule, shape = FoundSchedule(1), WarmStableDecay(60, 20)
+    for step in range(50):
+        schedule.add([shape(step)], [Descent(1.0, 1.0, shape)] if step >= 20 else None)
+    whole, chance, refused = schedule.to_json(), random.Random(0), 0
+    for _ in range(400):
+        bits = bytearray(whole.encode())
+        bits[chance.randrange(len(bits))] ^= 1 << chance.randrange(8)
+        try:
+            found = FoundSchedule.from_json(bits.decode())
+        except ValueError:
+            refused += 1
+        else:
+            assert lrs_of(found) == lrs_of(schedule)
+    assert refused > 300

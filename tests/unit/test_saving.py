@@ -1,0 +1,180 @@
+"""A checkpoint is there whole, or the one before is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hdet
+from hdet.engine.envelope import digest
+from tests.unit.engine.test_envelope import Made
+
+
+def whole(made: Made) -> list[Any]:
+    return [made.model.state_dict(), made.optimizer.state_dict(), made.door.state_dict()]
+
+
+def save(made: Made, path: Path, **anything: Any) -> None:
+    hdet.save(path, model=made.model, optimizer=made.optimizer, auto=made.door, **anything)
+
+
+def load(made: Made, path: Path) -> hdet.Loaded:
+    return hdet.load(path, model=made.model, optimizer=made.optimizer, auto=made.door)
+
+
+def rest(made: Made, steps: int) -> tuple[str, list[float]]:
+    made.train(steps)
+    return digest(whole(made)), [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize("kind", ["AutoLR", "OneCycleAutoLR", "Ensemble", "BestMean", "Guard"])
+def test_a_resumed_run_is_the_unbroken_one(kind: str, tmp_path: Path) -> None:
+    """Bit for bit, with the batches that random states draw."""
+    made = Made(kind).train(43)
+    save(made, tmp_path / "run", epoch=3, note={"a": [1.5, None]})
+    expected = rest(made, 40)
+    for noise in (random.seed, np.random.seed, torch.manual_seed):
+        noise(99)
+    again = Made(kind)
+    loaded = load(again, tmp_path / "run")
+    assert (loaded.path, loaded.why, loaded["epoch"], loaded["note"]) == (
+        tmp_path / "run",
+        "",
+        3,
+        {"a": [1.5, None]},
+    )
+    if kind == "Guard":  # its copy is of the weights that a run begins with
+        again.train(40)
+        assert digest(again.model.state_dict()) == digest(made.model.state_dict())
+    else:
+        assert rest(again, 40) == expected
+
+
+def test_the_one_before_is_kept(tmp_path: Path) -> None:
+    made = Made("AutoLR").train(15)
+    for epoch in range(3):
+        save(made, tmp_path / "run", epoch=epoch)
+    assert sorted(os.listdir(tmp_path)) == ["run", "run.previous"]
+    assert hdet.load(tmp_path / "run")["epoch"] == 2
+    assert hdet.load(tmp_path / "run.previous")["epoch"] == 1
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("existing", [0, 1, 2])
+def test_cut_short_at_every_moment(existing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever call is the last one, the new one or the last one before is read afterwards."""
+    made = Made("Ensemble").train(5)
+    for epoch in range(existing):
+        save(made, tmp_path / "run", epoch=epoch)
+    calls = [(os, "replace"), (os, "fsync"), (shutil, "rmtree"), (torch, "save"), (Path, "mkdir")]
+    points, done = 0, False
+    while not done:
+        folder = tmp_path / f"try{points}"
+        shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("try*"))
+        done = cut_short(made, folder / "run", points, calls, monkeypatch)
+        seen = hdet.load(folder / "run")["epoch"] if existing or done else 99
+        assert seen == 99 if done else seen in (existing - 1, 99)
+        save(made, folder / "run", epoch=100)  # what was left behind is no obstacle
+        assert hdet.load(folder / "run")["epoch"] == 100
+        points += 1
+    assert points > 8
+
+
+def cut_short(
+    made: Made, path: Path, after: int, calls: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+) -> bool:
+    """Whether the save came to its end before it could be cut short at its ``after``-th call, or within."""
+    left = after
+
+    def cut(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Crash
+            left -= 1
+            return real(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in calls:
+            patch.setattr(owner, name, cut(getattr(owner, name)))
+        try:
+            save(made, path, epoch=99)
+        except Crash:
+            return False
+    return True
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def test_truncated_anywhere_it_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = Made("AutoLR", width=64).train(15)
+    save(made, tmp_path / "run", epoch=1)
+    save(made, tmp_path / "run", epoch=2)
+    assert [file.name for file in files(tmp_path / "run")] == ["manifest.json", "rank0.pt", "shared.pt"]
+    logging.getLogger("hdet").setLevel(logging.ERROR)
+    for file in files(tmp_path / "run"):
+        content = file.read_bytes()
+        for length in range(0, len(content), 4096 if len(content) > 8192 else 256):
+            file.write_bytes(content[:length])
+            loaded = hdet.load(tmp_path / "run")
+            assert (loaded["epoch"], loaded.path) == (1, tmp_path / "run.previous")
+            assert "run: " in loaded.why
+        file.write_bytes(content)
+    assert hdet.load(tmp_path / "run")["epoch"] == 2
+
+
+def test_a_flipped_bit_is_never_loaded(tmp_path: Path) -> None:
+    made = Made("AutoLR").train(15)
+    save(made, tmp_path / "run", epoch=1)
+    save(made, tmp_path / "run", epoch=2)
+    logging.getLogger("hdet").setLevel(logging.ERROR)
+    chance = random.Random(0)
+    for _ in range(500):
+        file = chance.choice(files(tmp_path / "run"))
+        content = file.read_bytes()
+        bits = bytearray(content)
+        bits[chance.randrange(len(bits))] ^= 1 << chance.randrange(8)
+        file.write_bytes(bytes(bits))
+        loaded = hdet.load(tmp_path / "run")
+        # JSON may be changed where it says nothing: then it is the same checkpoint.
+        assert loaded["epoch"] == (1 if loaded.why else 2)
+        assert loaded.why or file.name == "manifest.json"
+        file.write_bytes(content)
+
+
+def test_what_it_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = Made("Ensemble").train(5)
+    with pytest.raises(ValueError, match=r"hdet.load: there must be a whole checkpoint at .*run.previous"):
+        load(made, tmp_path / "run")
+    save(made, tmp_path / "run")
+    save(made, tmp_path / "run")
+    (tmp_path / "run" / "shared.pt").write_bytes(b"nothing")
+    load(made, tmp_path / "run")
+    assert "takes the checkpoint before" in caplog.text
+    assert "shared.pt is damaged: its SHA-256 is" in caplog.text
+    with pytest.raises(ValueError, match=r"holds auto, .*, and not scaler"):
+        hdet.load(tmp_path / "run", scaler=made.model)
+    with pytest.raises(TypeError, match=r"epoch must have load_state_dict, got int; leave it out"):
+        hdet.load(tmp_path / "run", epoch=0)
+
+
+def test_what_could_not_be_read_back_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"hdet.save: odd\[1\]\.x must be made of tensors.*got object"):
+        hdet.save(tmp_path / "run", odd=[1, {"x": object()}])
+    assert not (tmp_path / "run").exists()
