@@ -18,9 +18,9 @@ test: $(READY) lint
 test-integrations: $(READY_INTEGRATIONS)
 	OMP_NUM_THREADS=1 $(VENV_INTEGRATIONS)/bin/python -m pytest -rs tests/integrations
 
-# Faults at random places; minutes, and no part of the tests.
+# Faults at random places, and a long run: an hour or more. A short form is among the tests.
 chaos: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/poisons.py tests/chaos/kills.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --output docs/evidence/chaos.json
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -114,7 +114,12 @@ class Ensemble(Cycle):
         if replicas is None:
             replicas = replicas_of("Ensemble", optimizer, model=model, process_group=process_group)
         facts = {"sync_every": repr(sync_every), "control_after": repr(control_after), "wire": repr(wire)}
-        check_together("Ensemble", replicas, lambda: _check(sync_every, wire, gradients), facts)
+        check_together(
+            "Ensemble",
+            replicas,
+            lambda: _check(sync_every, wire, gradients, (schedule, total_steps, controller)),
+            facts,
+        )
         steps = None if outer is None and wire is None else OuterStep("Ensemble", outer, wire)
         explore = place_outer(explore, None if outer is None or steps is None else steps.group)
         super().__init__(
@@ -137,13 +142,30 @@ class Ensemble(Cycle):
         return self
 
 
-def _check(sync_every: int, wire: Wire | None, gradients: Gradients) -> None:
+def _check(sync_every: int, wire: Wire | None, gradients: Gradients, others: tuple[object, ...]) -> None:
+    _check_kinds(*others)
     check_sync_every("Ensemble", sync_every)
     check_wire("Ensemble", wire)
     every = getattr(gradients, "average_every", None)
     if every is not None and sync_every % every:
         raise ValueError(
             f"Ensemble: the arms' average_every must divide sync_every={sync_every}, got {every}"
+        )
+
+
+def _check_kinds(schedule: object, total_steps: object, controller: object) -> None:
+    """What would fail later, in the middle of something else."""
+    if schedule is not None and not callable(getattr(schedule, "step", None)):
+        raise TypeError(
+            f"Ensemble: schedule must have a step(), as torch's schedulers do, got {schedule!r}; leave it "
+            "out for a constant rate"
+        )
+    if total_steps is not None and not isinstance(total_steps, (int, float)):
+        raise TypeError(f"Ensemble: total_steps must be an integer, or None, got {total_steps!r}")
+    if controller is not None and not isinstance(controller, (Controller, RegressionController)):
+        raise TypeError(
+            "Ensemble: controller must be a hdet.SoftmaxController or a hdet.RegressionController, got "
+            f"{controller!r}"
         )
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -164,6 +165,7 @@ class OneCycleAutoLR(Face, OneCycleLR):
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
         _check(auto_lr_warmup_steps, decay, model_sync_interval, controller, probe)
+        _check_peak(max_lr, total_steps)
         if probe is not None:
             refuse_closures("OneCycleAutoLR", optimizer)
         explore = [LearningRate(spread=ensemble_lr_spread_ratio)]
@@ -309,6 +311,20 @@ class _Curve:
 
     def __init__(self, scheduler: OneCycleAutoLR) -> None:
         self.step = partial(OneCycleLR.step, scheduler)
+
+
+def _check_peak(max_lr: object, total_steps: object) -> None:
+    """A peak of NaN or infinity would be trained at without a word."""
+    for peak in max_lr if isinstance(max_lr, (list, tuple)) else [max_lr]:
+        if not isinstance(peak, (int, float, Tensor)) or not 0 <= float(peak) < math.inf:
+            raise ValueError(
+                f"OneCycleAutoLR: max_lr must be finite and at least 0, one for all groups or one for each, "
+                f"got {max_lr!r}"
+            )
+    if total_steps is not None and not isinstance(total_steps, int):
+        raise ValueError(
+            f"OneCycleAutoLR: total_steps must be an integer, or None beside epochs, got {total_steps!r}"
+        )
 
 
 def _check(

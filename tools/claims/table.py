@@ -427,6 +427,24 @@ README = (
         tests=("tests/distributed/test_stacked_processes.py::test_every_optimizer_under_one_cycle",),
     ),
     Claim(
+        "evidence, Chaos",
+        "Ranks killed, stopped or terminated at random: restarted, it ends as the unbroken run, bit for bit",
+        readme.no_kill_is_felt,
+        ("chaos",),
+    ),
+    Claim(
+        "evidence, Chaos",
+        "NaN, Inf and explosions on random ranks: nothing that is not finite is in a mean",
+        readme.no_poison_is_averaged,
+        ("chaos",),
+    ),
+    Claim(
+        "evidence, Chaos",
+        "Memory, state and step time of a long run are flat",
+        readme.nothing_grows,
+        ("chaos",),
+    ),
+    Claim(
         "evidence, What data generation costs",
         "Drawing the feed's samples takes at most a tenth of a step",
         readme.drawing_is_cheap,

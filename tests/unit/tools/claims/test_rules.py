@@ -154,6 +154,22 @@ def wires(*over: tuple[float, float | None]) -> dict[str, Any]:
     return {"measured": {"final_loss": [first, *rows]}}
 
 
+def chaos(**broken: tuple[str, ...]) -> dict[str, Any]:
+    line = {
+        "door": "A",
+        "hits": ["SIGKILL"],
+        "poisons": 1,
+        "probe": True,
+        "not_finite": 0,
+        "means": 2,
+        "steps": 9,
+    }
+    return {
+        part: {"lines": [{**line, "door": f"door {k}", "broken": what} for k, what in enumerate(lines)]}
+        for part, lines in broken.items()
+    }
+
+
 def islands(*ends: tuple[float, float, float | None]) -> dict[str, Any]:
     """For each length the mean's excess over DDP, the outer step's loss beside 1, and half of an interval."""
     lines = []
@@ -416,6 +432,21 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([islands((0.0, 0.9, 1.0), (0.0, 0.99, 1.0))], PARTLY),
         ([islands((0.0, 0.99, 1.0), (0.0, 1.3, 1.0))], NOT_HERE),
         ([islands((0.0, 0.9, None))], UNTESTED),
+    ],
+    readme.no_kill_is_felt: [
+        ([chaos(kills=("", ""))], HOLDS),
+        ([chaos(kills=("", "ended elsewhere"))], PARTLY),
+        ([chaos(kills=("ended elsewhere",))], NOT_HERE),
+        ([chaos(kills=())], UNTESTED),
+    ],
+    readme.no_poison_is_averaged: [
+        ([chaos(poisons=("", ""))], HOLDS),
+        ([chaos(poisons=("1 means not finite",))], NOT_HERE),
+    ],
+    readme.nothing_grows: [
+        ([chaos(soak=("", ""))], HOLDS),
+        ([chaos(soak=("", "memory grows"))], PARTLY),
+        ([chaos(soak=("memory grows",))], NOT_HERE),
     ],
     readme.drawing_is_cheap: [
         ([drawing(0.1, 0.02)], HOLDS),
