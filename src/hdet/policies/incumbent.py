@@ -208,7 +208,7 @@ class Incumbent:
             self._search, self._idle = Choice(), 0
             logger.warning(
                 "load_state_dict: the state is of %d replicas, this run has %d, each with %d batches to "
-                "choose by: their losses cannot be compared batch by batch. Windows are compared, and weights "
+                "choose by: their losses cannot be compared batch by batch. Windows are compared, weights "
                 "chosen, from here on",
                 before,
                 now,
