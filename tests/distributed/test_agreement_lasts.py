@@ -12,6 +12,7 @@ import hdet
 from hdet.controllers import horizon
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.classifier import Answer, answer_to, listening
+from tests.states import forged, seal
 
 
 def ensemble(rank: int, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, hdet.Ensemble]:
@@ -50,9 +51,10 @@ def differ(rank: int, how: str) -> Answer:
         if how == "lr written":
             optimizer.param_groups[0]["lr"] *= 10
         elif how == "other factor":
-            state["explored"][0] |= {"factor": 3.0, "schedule_value": 0.01}
+            forged(state)["explored"][0] |= {"factor": 3.0, "schedule_value": 0.01}
         elif how == "other seed":
-            state["seed"] = 7
+            forged(state)["seed"] = 7
+        seal(state)
     if how != "lr written":
         found.load_state_dict(state)
 
@@ -89,7 +91,8 @@ def other_state(rank: int) -> Answer:
         auto.step(train_once(model, optimizer))
     state = auto.state_dict()
     if rank == 1:
-        state["engine"]["explored"][0]["factor"] *= 3
+        forged(state["engine"])["explored"][0]["factor"] *= 3
+        seal(state["engine"])
     auto.load_state_dict(state)
 
     def train() -> None:

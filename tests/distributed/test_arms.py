@@ -27,6 +27,7 @@ from tests.distributed.classifier import (
     probe_of,
     timeless,
 )
+from tests.states import forged
 
 # ---------------------------------------------------------------------- who shares what
 
@@ -172,7 +173,7 @@ def no_exploring(rank: int) -> dict[str, Any]:
             found.append((before, tasks.flat(model), record))
     saved = json.loads(json.dumps(ensemble.state_dict()))
     ensemble.load_state_dict(saved)
-    return {"found": found, "heard": heard, "explored": saved["explored"]}
+    return {"found": found, "heard": heard, "explored": forged(saved)["explored"]}
 
 
 def test_without_anything_to_explore_weights_are_averaged_and_that_is_all(ranks: LocalProcesses) -> None:

@@ -388,7 +388,7 @@ def test_replicas_begin_apart_on_one_line_and_meet_at_the_base_point(ranks: Loca
             assert float(moved.norm()) > 1e-3
     converged = [r["found"][1]["converged"] for r in results]
     assert all(torch.equal(weights, results[0]["found"][1]["before"]) for weights in converged)
-    assert results[0]["kept"] is None
+    assert not results[0]["kept"]
 
 
 def whole(velocity: Tensor) -> Tensor:

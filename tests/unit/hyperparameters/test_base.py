@@ -14,6 +14,7 @@ from torch.optim import AdamW
 import hdet
 from hdet.hyperparameters import ScalarAxis
 from tests.fakes import Attention
+from tests.states import forged, seal
 from tests.unit.hyperparameters.scenes import Scene
 
 
@@ -78,7 +79,8 @@ def test_a_rounded_bound_is_a_bound() -> None:
         ensemble = scene.explore([hdet.Temperature(model, bounds=(0.1, 0.3))])
         assert float(model.scale) <= 0.3 * (1 + 1e-7)
         state = ensemble.state_dict()
-        state["explored"][0]["base"] = 0.3
+        forged(state)["explored"][0]["base"] = 0.3
+        seal(state)
         ensemble.load_state_dict(state)
         ensemble.detach()
 

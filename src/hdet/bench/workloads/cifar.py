@@ -92,7 +92,8 @@ def kept(name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tenso
             _wait_for(lock)
             continue
         try:
-            _write(cache, make())
+            if not cache.exists():  # or it was made between the look and the lock
+                _write(cache, make())
         finally:
             lock.unlink(missing_ok=True)
     with np.load(cache, allow_pickle=False) as arrays:
