@@ -195,6 +195,8 @@ def test_a_folder_says_what_lives_there(folder: Path) -> None:
 
 #: Test files of what several files of a room do together.
 SPANNING = {
+    "test_any_arguments.py",
+    "test_any_history.py",
     "test_pretrained.py",
     "test_rooms.py",
     "bench/workloads/test_workloads.py",
@@ -208,6 +210,7 @@ SPANNING = {
     "replicas/stacked/test_models.py",
     "replicas/stacked/test_passes.py",
     "tools/test_evidence.py",
+    "tools/test_reliability.py",
 }
 
 

@@ -118,8 +118,7 @@ class Cycle(Resumable):
         heeded = self._looked_at and not parts.sharing.own_gradients
         self._skips = Skips(heeded=heeded, fused=can_skip(parts_of(optimizer)))
         self._written = WrittenRates(optimizer)
-        self.taken_back = []
-        self._since_sync = 0
+        self.taken_back, self._since_sync = [], 0
         self._decide = Decisions(self._policies, parts.fan_out, parts.sharing, parts.attendance)
         self.resume_at(first_step)
         before, detach = self._before_step if self._looked_at else None, weakref.WeakMethod(self.detach)
