@@ -31,6 +31,14 @@ def same_seed() -> None:
 
 
 @pytest.fixture(autouse=True)
+def same_precision() -> Iterator[None]:
+    """Benchmarks let products of matrices be less exact; the runs that are recorded would end elsewhere."""
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture(autouse=True)
 def same_log_level() -> Iterator[None]:
     """Benchmarks silence the package in the process that they run in."""
     logger = logging.getLogger("hdet")
