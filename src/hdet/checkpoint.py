@@ -18,7 +18,7 @@ import torch
 import hdet
 from hdet.engine.envelope import digest
 
-__all__ = ["begin", "candidates", "manifest_of", "put", "seal", "sha256_of", "write"]
+__all__ = [*("begin", "candidates", "examined", "manifest_of", "put", "seal", "sha256_of", "write")]
 
 _MANIFEST, _FORMAT = "manifest.json", 1
 
@@ -86,6 +86,18 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     if said != digest(manifest):
         raise ValueError(f"{_MANIFEST} is damaged: its checksum is not that of what it says")
     return manifest
+
+
+def examined(folder: Path) -> tuple[dict[str, Any], str]:
+    """What a checkpoint says of itself, and what is wrong with it: "" where all files are what they were."""
+    try:
+        manifest = manifest_of(folder)
+        for name, known in manifest["files"].items():
+            if (found := sha256_of(folder / name)) != known:
+                return manifest, f"{name} is damaged: its SHA-256 is {found}, and was {known}"
+    except Exception as error:  # whatever is damaged, json and the disk have many words for it
+        return {}, f"{type(error).__name__}: {error}"
+    return manifest, ""
 
 
 def _sync(folder: Path) -> None:

@@ -92,7 +92,8 @@ def save(
         return [number for name in sorted(states) for number in _numbers(marks[name])]
 
     own = ranks.unlike("hdet.save: taking the states", prepare, states)
-    _write_all(Path(path), ranks, states, own, randomness.now() if rng else None)
+    steps = getattr(auto, "steps", None)
+    _write_all(Path(path), ranks, states, own, randomness.now() if rng else None, steps)
 
 
 def load(
@@ -262,7 +263,12 @@ def _refuse_strange(name: str, value: Any) -> None:
 
 
 def _write_all(
-    path: Path, ranks: _Ranks, states: Mapping[str, Any], own: set[str], rng: dict[str, Any] | None
+    path: Path,
+    ranks: _Ranks,
+    states: Mapping[str, Any],
+    own: set[str],
+    rng: dict[str, Any] | None,
+    steps: int | None,
 ) -> None:
     mine = {name: state for name, state in states.items() if name in own}
     mine |= {} if rng is None else {"rng": rng}
@@ -282,7 +288,7 @@ def _write_all(
     def finish() -> None:
         if first:
             kinds = {name: "own" if name in own else "shared" for name in states}
-            checkpoint.seal(folder, hashes, {"ranks": ranks.count, "items": kinds})
+            checkpoint.seal(folder, hashes, {"ranks": ranks.count, "steps": steps, "items": kinds})
             checkpoint.put(folder, path)
 
     ranks.together("hdet.save: putting it in its place", finish)

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdet.history import SyncRecord, cut_torn_tail, read_history, write
+from hdet.report.health import examine
 from hdet.report.page import pieces
 from hdet.report.source import Source
+from hdet.report.terminal import summary
 
 RECORD = SyncRecord(
     step=10,
@@ -45,7 +47,8 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-FIELDS = st.sampled_from([*sorted(asdict(RECORD)), "kind", "resumed_at"])
+READ_TOO = ("kind", "resumed_at", "total_steps", "explored", "plain", "lines", "seconds", "text", "level")
+FIELDS = st.sampled_from([*sorted(asdict(RECORD)), *READ_TOO])
 CHANGED = st.dictionaries(FIELDS, VALUES, min_size=1, max_size=3).map(
     lambda changes: json.dumps({**asdict(RECORD), **changes}).encode()
 )
@@ -97,3 +100,14 @@ def test_the_page_takes_any_history_and_runs_none_of_it(folder: Path, lines: lis
     embedded = list(islice(pieces(data), 4))[-1]  # the page's head, its style, its body, and then the data
     assert "<" not in embedded
     assert json.loads(embedded) == data
+
+
+@given(lines=LINES | st.lists(CHANGED, min_size=1, max_size=5))
+def test_the_doctor_has_a_sentence_for_any_history(folder: Path, lines: list[bytes]) -> None:
+    file = folder / "examined.jsonl"
+    file.write_bytes(b"".join(line + b"\n" for line in lines))
+    source = Source(file).read()
+    found = examine(source.records(), source.about()["torn"])
+    assert found
+    assert all(str(finding).endswith(".") for finding in found)
+    assert summary("run", source.records())["verdict"]

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Source", "Tail", "Thinned", "is_marked"]
+__all__ = ["Source", "Tail", "Thinned", "is_marked", "is_sound"]
 
 #: So much is read at a time.
 _CHUNK = 1 << 20
+#: No step is so late.
+_MOST = 1 << 62
 #: A line longer than this is no record of ours, and is not waited for.
 _LONGEST = 64 << 20
 
@@ -131,6 +133,39 @@ def is_marked(record: dict[str, Any]) -> bool:
     )
 
 
+def is_sound(record: object) -> bool:
+    """Whether what readers look into is of its kind: a line of anything else is no record of ours."""
+    if not isinstance(record, dict):
+        return False
+    objects = ("hyperparameters", "horizon")
+    return (
+        all(_is_list(record.get(name), dict) for name in objects)
+        and all(_is_list(record.get(name), object) for name in ("losses", "events"))
+        and all(_is_number(record.get(name), int) for name in ("step", "total_steps", "lines", "resumed_at"))
+        and _is_mapping(record.get("plain"), lambda value: _is_number(value, (int, float)))
+        and _is_mapping(record.get("explored"), lambda value: isinstance(value, list) and len(value) == 2)
+        and (record.get("kind") != "handed" or _is_handed(record.get("weights")))
+    )
+
+
+def _is_list(value: Any, of: type) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(one, of) for one in value))
+
+
+def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, kind) and not isinstance(value, bool) and -_MOST < value < _MOST  # type: ignore[operator]
+
+
+def _is_mapping(value: Any, sound: Callable[[Any], bool]) -> bool:
+    return value is None or (isinstance(value, dict) and all(map(sound, value.values())))
+
+
+def _is_handed(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and _is_number(value.get("step"), int))
+
+
 class Source:
     """One run's file, its lines thinned, and what thinning would lose: how many there were, and their time.
 
@@ -180,7 +215,7 @@ class Source:
                 record = json.loads(text, parse_constant=lambda _: None)
             except (ValueError, RecursionError):
                 record = None
-            if not isinstance(record, dict):
+            if not is_sound(record):
                 self.torn += 1
                 continue
             line = self._timed(record) or text

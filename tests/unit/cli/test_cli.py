@@ -13,7 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hdet import __version__, history, replay
+from hdet import Ensemble, __version__, history, replay
+from hdet import save as save_run
 from hdet.cli import app
 from hdet.cli.bench import BENCHMARKS
 from hdet.demos.doctor import Finding
@@ -133,6 +134,29 @@ def test_doctor_says_of_a_run_whether_it_was_healthy(tmp_path):
     told = [json.loads(line) for line in run(app, ["doctor", str(tmp_path), "--json"]).stdout.splitlines()]
     assert [line["run"] for line in told] == ["one", "two"]
     assert told[1]["findings"][0]["level"] == "error"
+
+
+def test_doctor_says_of_a_checkpoint_whether_it_is_whole(tmp_path):
+    model, path = torch.nn.Linear(2, 1), tmp_path / "checkpoint"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Ensemble(optimizer, sync_every=5) as ensemble:
+        for _ in range(2):
+            save_run(path, model=model, auto=ensemble)
+            optimizer.step()
+            ensemble.step()
+    save(tmp_path / "run.jsonl", whole())
+    told = run(app, ["doctor", str(tmp_path / "run.jsonl"), str(path)]).stdout.splitlines()[-2:]
+    assert told[0].startswith(
+        f"{path}: whole, 1 rank(s) of step 1, hdet {__version__}; the history goes on to"
+    )
+    assert told[1].startswith(f"{path}.previous: whole, 1 rank(s) of step 0")
+    file = path / "shared.pt"
+    file.write_bytes(file.read_bytes()[:-1])
+    damaged = run(app, ["doctor", str(path), "--json"])
+    assert damaged.exit_code == 1
+    newest, before = (json.loads(line) for line in damaged.stdout.splitlines())
+    assert newest["trouble"].startswith("shared.pt is damaged: its SHA-256 is ")
+    assert before == {"checkpoint": f"{path}.previous", "steps": 0, "ranks": 1, "trouble": ""}
 
 
 def test_doctor_under_torchrun_examines_the_ranks_it_was_started_with():
