@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +17,9 @@ class Face:
     """A scheduler with a cycle behind it."""
 
     @property
+    @abstractmethod
     def _engine(self) -> Cycle:
-        raise NotImplementedError
+        """The cycle."""
 
     @property
     def steps(self) -> int:
