@@ -24,20 +24,26 @@ from hdet.bench.reproduce.plan import CONFIGURATIONS, PLAIN, SWEPT, Plan, Run
 from hdet.bench.speed import autolr
 from hdet.bench.speed.stacked import _ratios
 from tests import ROOT
-from tools.quote import DOCUMENTS, fill
+from tools.quote import fill, pages
 
 EVIDENCE = ROOT / "docs" / "evidence"
+PAGES = pages(ROOT)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_documents_quote_the_evidence(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    assert "<!-- quote: " in text
-    assert fill(text, EVIDENCE) == text, "run: python -m tools.quote"
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_quote_the_evidence(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert fill(text, EVIDENCE, page) == text, "run: python -m tools.quote"
+
+
+def test_the_pages_are_the_readme_and_all_of_docs() -> None:
+    assert {"README.md", "docs/evidence.md", "docs/log.md"} <= set(PAGES)
+    for page in ("README.md", "docs/evidence.md"):
+        assert "<!-- quote: " in (ROOT / page).read_text(encoding="utf-8"), page
 
 
 def test_every_file_is_quoted_and_says_how_it_was_made() -> None:
-    texts = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
+    texts = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     files = sorted(EVIDENCE.glob("*.json"))
     assert files
     for file in files:
@@ -55,7 +61,7 @@ def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
     for file in EVIDENCE.glob("*.json"):
         (tmp_path / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "converge.json").write_text(json.dumps(result), encoding="utf-8")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert fill(text, tmp_path) != text
 
 
@@ -255,9 +261,8 @@ def test_the_regret_of_more_replicas_follows_from_the_runs() -> None:
             assert found["mean"] == pytest.approx(regret, rel=1e-3, abs=1e-3)
 
 
-def test_every_file_that_a_document_links_to_is_there() -> None:
-    for document in DOCUMENTS:
-        path = ROOT / document
-        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-        assert links
-        assert [link for link in links if not (path.parent / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_links_to_is_there(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []

@@ -1,0 +1,17 @@
+"""Numbers in the documents come from the JSON files beside them, and from nowhere else.
+
+``python -m tools.quote`` fills every marked place of README.md and docs/*.md, and a test fails when a
+document and its JSON part:
+
+- ``<!-- quote: NAME -->`` … ``<!-- end -->`` with the table of docs/evidence/NAME.json,
+  ``<!-- quote: NAME PART -->`` with another table of the same file (:data:`tools.quote.tables.PARTS`);
+- ``<!-- number: NAME PATH SPEC -->`` … ``<!-- end -->``, within a line, with a single number
+  (:mod:`tools.quote.numbers`);
+- ``<!-- claims -->`` … ``<!-- end -->`` with the table of all claims.
+"""
+
+from __future__ import annotations
+
+from tools.quote.pages import fill, pages
+
+__all__ = ["fill", "pages"]

@@ -1,0 +1,125 @@
+"""The excess of every method in a line each: what a stranger reads first.
+
+Losses stand beside wins: the worst line of every method by its name, and below the table every line on which
+AutoLR is not the best.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from hdet.bench.regret.analysis import COLUMNS, digits
+from hdet.bench.regret.excess import excess_of, name_of
+from tools.quote.tables.grid import markdown
+
+__all__ = ["OPTIMIZERS", "WORKLOADS", "brief", "called", "methods"]
+
+#: The tasks in words of their own.
+WORKLOADS = {
+    "charlm": "characters",
+    "sentences": "sentences, few",
+    "bikes": "raw counts",
+    "ratings": "watch times",
+    "wordlm": "words, many epochs",
+    "few-images": "fine-tuning, few images",
+    "diffusion": "denoising",
+    "vae": "autoencoder",
+    "charlm-tuned": "fine-tuning, text",
+    "charlm-lora": "LoRA, text",
+}
+OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
+_HEADINGS = [
+    "one run, no rate given",
+    "mean excess (median), %",
+    "worst, %, and where",
+    "best of all on",
+    "diverged, or worse than untrained",
+]
+
+
+def brief(result: dict[str, Any]) -> str:
+    """A line for each method, AutoLR first, and where AutoLR loses."""
+    pairs = result["excess"]["pairs"]
+    arms = methods(pairs)
+    best = {name_of(pair): min(_known(pair), key=lambda arm: _known(pair)[arm]) for pair in pairs}
+    rows = []
+    for arm in arms:
+        known = {name_of(pair): _known(pair)[arm] for pair in pairs if arm in _known(pair)}
+        worst = max(known, key=lambda name: known[name])
+        lost = _lost(result, arm) & known.keys()
+        cells = [
+            f"{_digits(statistics.fmean(known.values()))} ({_digits(statistics.median(known.values()))})",
+            f"{_digits(known[worst])}, {_named(worst, pairs)}",
+            f"{sum(first == arm for first in best.values())} of {len(known)}",
+            f"{len(lost)} of {len(known)}",
+        ]
+        name = COLUMNS[arm]
+        rows.append([f"**{name}**" if arm == "autolr" else name, *cells])
+    return f"{markdown(_HEADINGS, rows)}\n\n{_notes(pairs, best)}"
+
+
+def methods(pairs: list[dict[str, Any]]) -> list[str]:
+    """The arms that are compared, AutoLR first."""
+    shown = [arm for arm in COLUMNS if any(arm in _known(pair) for pair in pairs)]
+    return sorted(shown, key=lambda arm: arm != "autolr")
+
+
+def called(pair: Mapping[str, Any]) -> str:
+    """A workload and its optimizer in words."""
+    workload, optimizer = pair["workload"], pair["optimizer"]
+    return f"{WORKLOADS.get(workload, workload)}, {OPTIMIZERS.get(optimizer, optimizer)}"
+
+
+def _notes(pairs: list[dict[str, Any]], best: Mapping[str, str]) -> str:
+    behind = [
+        f"{called(pair)} ({digits(known['autolr'])} against {digits(known[first])} by {COLUMNS[first]})"
+        for pair in pairs
+        if (first := best[name_of(pair)]) != "autolr" and "autolr" in (known := _known(pair))
+    ]
+    kinds = len({pair["workload"] for pair in pairs})
+    optimizers = " and ".join(
+        OPTIMIZERS.get(one, one) for one in dict.fromkeys(p["optimizer"] for p in pairs)
+    )
+    notes = [
+        f"{len(pairs)} lines: {kinds} kinds of training, each with {optimizers}. Excess is the held-out loss "
+        "over that of a tuned sweep, L/L_tuned − 1; every method and the sweep choose their best weights by "
+        "the same held-out batches. The last column is of runs as they end.",
+        f"**AutoLR loses** on {' and '.join(behind)}." if behind else "AutoLR is the best on every line.",
+    ]
+    if partly := [arm for arm in methods(pairs) if sum(arm in _known(pair) for pair in pairs) < len(pairs)]:
+        names = " and ".join(COLUMNS[arm] for arm in partly)
+        same = [_known(pair)["autolr"] for pair in pairs if all(arm in _known(pair) for arm in partly)]
+        notes.append(
+            f"{names} have no variant of SGD; on their {len(same)} lines AutoLR's mean is "
+            f"{digits(statistics.fmean(same))} %."
+        )
+    seeds = sorted({cells["chosen"]["seeds"] for pair in pairs for cells in pair["arms"].values()})
+    notes.append(f"AutoLR has three seeds, others {' to '.join(map(str, seeds))}.")
+    return " ".join(notes)
+
+
+def _known(pair: Mapping[str, Any]) -> dict[str, float]:
+    found = {arm: excess_of(pair, arm, "chosen") for arm in COLUMNS if arm in pair["arms"]}
+    return {arm: value for arm, value in found.items() if not math.isnan(value)}
+
+
+def _lost(result: Mapping[str, Any], arm: str) -> set[str]:
+    """The lines on which a run of ``arm`` ended not finite, or above the loss that it began with."""
+    rows = [dict(zip(result["runs"]["header"], row, strict=True)) for row in result["runs"]["rows"]]
+    return {
+        name_of(row)
+        for row in rows
+        if row["arm"] == arm
+        and (row["diverged"] or row["held_out"] is None or not row["held_out"] <= row["init"])
+    }
+
+
+def _named(name: str, pairs: list[dict[str, Any]]) -> str:
+    return next(called(pair) for pair in pairs if name_of(pair) == name)
+
+
+def _digits(value: float) -> str:
+    return digits(value) if math.isfinite(value) else "∞"
