@@ -1,15 +1,25 @@
-"""Fill every page anew."""
+"""Fill every page anew, and draw anew what is drawn from the evidence alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from tools.quote.drawing import drawings
 from tools.quote.pages import fill, pages
 
-for page in pages(Path()):
-    file = Path(page)
-    before = file.read_text(encoding="utf-8")
-    after = fill(before, Path("docs/evidence"), page)
-    if after != before:
-        file.write_text(after, encoding="utf-8")
-        print(page)
+EVIDENCE = Path("docs/evidence")
+
+
+def main() -> None:
+    """Write what has changed, and name it."""
+    texts = {page: fill(Path(page).read_text(encoding="utf-8"), EVIDENCE, page) for page in pages(Path())}
+    texts |= {str(EVIDENCE / name): drawing for name, drawing in drawings(EVIDENCE).items()}
+    for name, text in texts.items():
+        file = Path(name)
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+            print(name)
+
+
+if __name__ == "__main__":
+    main()

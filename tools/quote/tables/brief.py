@@ -15,7 +15,7 @@ from hdet.bench.regret.analysis import COLUMNS, digits
 from hdet.bench.regret.excess import excess_of, name_of
 from tools.quote.tables.grid import markdown
 
-__all__ = ["OPTIMIZERS", "WORKLOADS", "brief", "called", "methods"]
+__all__ = ["OPTIMIZERS", "WORKLOADS", "brief", "called", "known", "methods"]
 
 #: The tasks in words of their own.
 WORKLOADS = {
@@ -44,17 +44,17 @@ def brief(result: dict[str, Any]) -> str:
     """A line for each method, AutoLR first, and where AutoLR loses."""
     pairs = result["excess"]["pairs"]
     arms = methods(pairs)
-    best = {name_of(pair): min(_known(pair), key=lambda arm: _known(pair)[arm]) for pair in pairs}
+    best = {name_of(pair): min(known(pair), key=lambda arm: known(pair)[arm]) for pair in pairs}
     rows = []
     for arm in arms:
-        known = {name_of(pair): _known(pair)[arm] for pair in pairs if arm in _known(pair)}
-        worst = max(known, key=lambda name: known[name])
-        lost = _lost(result, arm) & known.keys()
+        mine = {name_of(pair): known(pair)[arm] for pair in pairs if arm in known(pair)}
+        worst = max(mine, key=lambda name: mine[name])
+        lost = _lost(result, arm) & mine.keys()
         cells = [
-            f"{_digits(statistics.fmean(known.values()))} ({_digits(statistics.median(known.values()))})",
-            f"{_digits(known[worst])}, {_named(worst, pairs)}",
-            f"{sum(first == arm for first in best.values())} of {len(known)}",
-            f"{len(lost)} of {len(known)}",
+            f"{_digits(statistics.fmean(mine.values()))} ({_digits(statistics.median(mine.values()))})",
+            f"{_digits(mine[worst])}, {_named(worst, pairs)}",
+            f"{sum(first == arm for first in best.values())} of {len(mine)}",
+            f"{len(lost)} of {len(mine)}",
         ]
         name = COLUMNS[arm]
         rows.append([f"**{name}**" if arm == "autolr" else name, *cells])
@@ -63,7 +63,7 @@ def brief(result: dict[str, Any]) -> str:
 
 def methods(pairs: list[dict[str, Any]]) -> list[str]:
     """The arms that are compared, AutoLR first."""
-    shown = [arm for arm in COLUMNS if any(arm in _known(pair) for pair in pairs)]
+    shown = [arm for arm in COLUMNS if any(arm in known(pair) for pair in pairs)]
     return sorted(shown, key=lambda arm: arm != "autolr")
 
 
@@ -75,9 +75,9 @@ def called(pair: Mapping[str, Any]) -> str:
 
 def _notes(pairs: list[dict[str, Any]], best: Mapping[str, str]) -> str:
     behind = [
-        f"{called(pair)} ({digits(known['autolr'])} against {digits(known[first])} by {COLUMNS[first]})"
+        f"{called(pair)} ({digits(values['autolr'])} against {digits(values[first])} by {COLUMNS[first]})"
         for pair in pairs
-        if (first := best[name_of(pair)]) != "autolr" and "autolr" in (known := _known(pair))
+        if (first := best[name_of(pair)]) != "autolr" and "autolr" in (values := known(pair))
     ]
     kinds = len({pair["workload"] for pair in pairs})
     optimizers = " and ".join(
@@ -89,9 +89,9 @@ def _notes(pairs: list[dict[str, Any]], best: Mapping[str, str]) -> str:
         "the same held-out batches. The last column is of runs as they end.",
         f"**AutoLR loses** on {' and '.join(behind)}." if behind else "AutoLR is the best on every line.",
     ]
-    if partly := [arm for arm in methods(pairs) if sum(arm in _known(pair) for pair in pairs) < len(pairs)]:
+    if partly := [arm for arm in methods(pairs) if sum(arm in known(pair) for pair in pairs) < len(pairs)]:
         names = " and ".join(COLUMNS[arm] for arm in partly)
-        same = [_known(pair)["autolr"] for pair in pairs if all(arm in _known(pair) for arm in partly)]
+        same = [known(pair)["autolr"] for pair in pairs if all(arm in known(pair) for arm in partly)]
         notes.append(
             f"{names} have no variant of SGD; on their {len(same)} lines AutoLR's mean is "
             f"{digits(statistics.fmean(same))} %."
@@ -101,7 +101,8 @@ def _notes(pairs: list[dict[str, Any]], best: Mapping[str, str]) -> str:
     return " ".join(notes)
 
 
-def _known(pair: Mapping[str, Any]) -> dict[str, float]:
+def known(pair: Mapping[str, Any]) -> dict[str, float]:
+    """The excess of every method that has one, chosen over chosen; infinite where a loss is not finite."""
     found = {arm: excess_of(pair, arm, "chosen") for arm in COLUMNS if arm in pair["arms"]}
     return {arm: value for arm, value in found.items() if not math.isnan(value)}
 
