@@ -25,6 +25,7 @@ from hdet.bench.speed import autolr
 from hdet.bench.speed.stacked import _ratios
 from tests import ROOT
 from tools.quote import fill, pages
+from tools.quote.index import measurements
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGES = pages(ROOT)
@@ -44,7 +45,7 @@ def test_the_pages_are_the_readme_and_all_of_docs() -> None:
 
 def test_every_file_is_quoted_and_says_how_it_was_made() -> None:
     texts = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
-    files = sorted(EVIDENCE.glob("*.json"))
+    files = measurements(EVIDENCE)
     assert files
     for file in files:
         result = json.loads(file.read_text(encoding="utf-8"))
@@ -58,7 +59,7 @@ def test_every_file_is_quoted_and_says_how_it_was_made() -> None:
 def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
     result = json.loads((EVIDENCE / "converge.json").read_text(encoding="utf-8"))
     result["rows"][0]["ratio_to_limit"]["hdet"] += 0.5
-    for file in EVIDENCE.glob("*.json"):
+    for file in measurements(EVIDENCE):
         (tmp_path / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "converge.json").write_text(json.dumps(result), encoding="utf-8")
     text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ from tests.made_up import (
     waits,
     wall_clock,
 )
-from tools.claims import paper, readme
+from tools.claims import judges
 from tools.claims.rules import Difference, Verdict, asserted, refuted, runs_of, untested
 from tools.claims.table import CLAIMS
 
@@ -181,274 +181,277 @@ def islands(*ends: tuple[float, float, float | None]) -> dict[str, Any]:
 
 
 CASES: dict[Any, list[tuple[Any, Verdict]]] = {
-    paper.baseline_crashes: [
+    judges.paper.baseline_crashes: [
         ([a_table(paper_crashes={HIGH: 3})], HOLDS),
         ([a_table(paper_crashes={HIGH: 3}), a_table("charlm", paper_crashes={HIGH: 2})], PARTLY),
         ([a_table(paper_crashes={HIGH: 2}, crash_lr=None)], NOT_HERE),
     ],
-    paper.stable_where_plain_crashes: [
+    judges.paper.stable_where_plain_crashes: [
         ([a_table(crash_crashes=ALL)], HOLDS),
         ([a_table(crash_crashes=ALL), a_table("charlm", crash_crashes={**ALL, FULL: 1})], PARTLY),
         ([a_table(crash_crashes={**ALL, FULL: 1})], NOT_HERE),
         ([a_table(crash_lr=None)], UNTESTED),
         ([a_table(crash_crashes={HIGH: 2})], UNTESTED),
     ],
-    paper.warm_start_crashes: [
+    judges.paper.warm_start_crashes: [
         ([a_table(crash_crashes={**ALL, WARM: 3})], HOLDS),
         ([a_table(crash_crashes={**ALL, WARM: 3}), a_table("charlm", crash_crashes=ALL)], PARTLY),
         ([a_table(crash_crashes={**ALL, WARM: 2})], NOT_HERE),
         ([a_table(crash_crashes={WARM: 3})], UNTESTED),
     ],
-    paper.warm_start_crashes_later_and_worse: [
+    judges.paper.warm_start_crashes_later_and_worse: [
         ([a_table(crash_crashes={HIGH: 3, WARM: 3}, crash_step={WARM: 200}, crash_train={WARM: 1.0})], HOLDS),
         ([a_table(crash_crashes={HIGH: 3, WARM: 3}, crash_step={WARM: 200})], PARTLY),
         ([a_table(crash_crashes={HIGH: 3, WARM: 3}, crash_step={WARM: 50})], NOT_HERE),
         ([a_table(crash_lr=None)], UNTESTED),
     ],
-    paper.without_auto_lr_beats_low: beats_low(NO_AUTO),
-    paper.full_beats_low: beats_low(FULL),
-    paper.spread_finds_better_optima: below(NO_AUTO),
-    paper.averaging_generalises: below(NO_AUTO, "held_out"),
-    paper.warm_start_contributes: below(FULL),
-    paper.auto_lr_contributes: below(FULL),
-    paper.auto_lr_improves: [
+    judges.paper.without_auto_lr_beats_low: beats_low(NO_AUTO),
+    judges.paper.full_beats_low: beats_low(FULL),
+    judges.paper.spread_finds_better_optima: below(NO_AUTO),
+    judges.paper.averaging_generalises: below(NO_AUTO, "held_out"),
+    judges.paper.warm_start_contributes: below(FULL),
+    judges.paper.auto_lr_contributes: below(FULL),
+    judges.paper.auto_lr_improves: [
         ([a_table(paper_train={COLD: -0.5}, paper_held_out={COLD: -0.5})], HOLDS),
         ([a_table(paper_train={COLD: -0.5})], PARTLY),
         ([a_table(paper_held_out={COLD: 0.5})], NOT_HERE),
     ],
-    paper.adapts_in_pretraining: [
+    judges.paper.adapts_in_pretraining: [
         ([a_table("charlm", paper_train={COLD: -0.5, NO_AUTO: 0.5})], HOLDS),
         ([a_table("charlm", paper_train={COLD: -0.5})], PARTLY),
         ([a_table("charlm")], NOT_HERE),
     ],
-    paper.converges_sooner: [
+    judges.paper.converges_sooner: [
         ([a_figure(late={LOW: 0.5, WARM: 0.5})], HOLDS),
         ([a_figure(late={LOW: 0.5})], PARTLY),
         ([a_figure(late={FULL: 0.5})], NOT_HERE),
     ],
-    paper.warm_start_is_ahead_early: [
+    judges.paper.warm_start_is_ahead_early: [
         ([a_figure(early={WARM: -0.5}, late={WARM: 0.5})], HOLDS),
         ([a_figure(early={WARM: -0.5}), a_figure("kuairand")], PARTLY),
         ([a_figure(late={WARM: -0.5})], NOT_HERE),
     ],
-    paper.needs_no_schedule: [
+    judges.paper.needs_no_schedule: [
         ({"replicas": replicas((0, 2, 0, 1)), "regret-cpu": published(-0.5)}, HOLDS),
         ({"replicas": replicas((0, 2, 0, 1)), "regret-cpu": published()}, PARTLY),
         ({"replicas": replicas((2, 2.1, 0, 1)), "regret-cpu": published(sweep_lr=0.1)}, NOT_HERE),
         ({"replicas": replicas(), "regret-cpu": published(sweep_lr=0.1)}, UNTESTED),
     ],
-    paper.signal_points_up: [
+    judges.paper.signal_points_up: [
         ([replicas((0, 0, 1.0, 0.1), (0, 0, 0.5, 0.1))], HOLDS),
         ([replicas((0, 0, 1.0, 0.1), (0, 0, 0.5, 9.0))], PARTLY),
         ([replicas((0, 0, -1.0, 0.1))], NOT_HERE),
         ([replicas()], UNTESTED),
     ],
-    paper.order_emerges: [
+    judges.paper.order_emerges: [
         ([rates(p=0.01)], HOLDS),
         ([rates(p=0.01), rates(task="kuairand")], PARTLY),
         ([rates(p=0.2)], NOT_HERE),
         ([no_rates()], UNTESTED),
     ],
-    paper.residual_rate: [
+    judges.paper.residual_rate: [
         ([rates(end=0.2)], HOLDS),
         ([rates(end=0.2), rates(task="kuairand")], PARTLY),
         ([rates(end=0.05)], NOT_HERE),
         ([no_rates()], UNTESTED),
     ],
-    paper.costs_a_thousandth: [
+    judges.paper.costs_a_thousandth: [
         ([training(1.0), training(0.2)], HOLDS),
         ([training(1.0), training(2.0)], PARTLY),
         ([training(2.0)], NOT_HERE),
     ],
-    paper.any_scalar: [
+    judges.paper.any_scalar: [
         ([scalars(60, 100)], HOLDS),
         ([scalars(49, 100)], PARTLY),
         ([scalars(20)], NOT_HERE),
     ],
-    readme.near_the_sweep: [
+    judges.rates.near_the_sweep: [
         ([regret(0.3, 1.0)], HOLDS),
         ([regret(0.2, 5.0)], PARTLY),
         ([regret(1.0, 5.0)], NOT_HERE),
     ],
-    readme.near_the_sweep_with_its_choice: [
+    judges.rates.near_the_sweep_with_its_choice: [
         ([excess(True, True)], HOLDS),
         ([excess(True, False)], PARTLY),
         ([excess(False, False)], NOT_HERE),
     ],
-    readme.ahead_of_searches: [
+    judges.several.ahead_of_searches: [
         ([tuned(ahead=(4, 6))], HOLDS),
         ([tuned(ahead=(4, 3))], PARTLY),
         ([tuned(ahead=(3, 2))], NOT_HERE),
     ],
-    readme.near_the_truth: [
+    judges.several.near_the_truth: [
         ([tuned(excess=(3.0, -5.0))], HOLDS),
         ([tuned(excess=(3.1, -5.0))], PARTLY),
         ([tuned(excess=(3.1, 9.0))], NOT_HERE),
     ],
-    readme.temperature_shows_late: [
+    judges.several.temperature_shows_late: [
         ([delayed((0.1, 0.05), (-0.1, 0.2))], HOLDS),
         ([delayed((0.1, 0.05), (-0.1, 0.05))], PARTLY),
         ([delayed((-0.1, 0.05))], NOT_HERE),
         ([delayed((-0.1, None))], UNTESTED),
     ],
-    readme.light_around_a_large_model: [
+    judges.cost.light_around_a_large_model: [
         ([goals_met(True, True)], HOLDS),
         ([goals_met(True, False)], PARTLY),
         ([goals_met(False)], NOT_HERE),
     ],
-    readme.solves_as_ten_trials_do: [
+    judges.rates.solves_as_ten_trials_do: [
         ([solved(86)], HOLDS),
         ([solved(62)], PARTLY),
         ([solved(61)], NOT_HERE),
     ],
-    readme.reaches_published: [
+    judges.rates.reaches_published: [
         ([deepobs("below", "within")], HOLDS),
         ([deepobs("below", "above")], PARTLY),
         ([deepobs("above")], NOT_HERE),
     ],
-    readme.replicas_help_the_search: [
+    judges.replicas.replicas_help_the_search: [
         ([fan_out((-2.0, 1.0))], HOLDS),
         ([fan_out((-2.0, 1.0), (-0.5, 1.0))], PARTLY),
         ([fan_out((-0.5, 1.0), (3.0, 0.1))], NOT_HERE),
         ([fan_out((-0.5, None))], UNTESTED),
     ],
-    readme.ahead_of_peers: [
+    judges.rates.ahead_of_peers: [
         ([regret()], HOLDS),
         ([regret(behind=1)], PARTLY),
         ([regret(behind=5)], NOT_HERE),
     ],
-    readme.never_diverges: [
+    judges.rates.never_diverges: [
         ([regret()], HOLDS),
         ([regret(), {**regret(diverged=1), "machine": {**CPU, "gpu": "Gpu"}}], PARTLY),
         ([regret(diverged=1)], NOT_HERE),
     ],
-    readme.optimizers_rate_is_not_read: [
+    judges.rates.optimizers_rate_is_not_read: [
         ([regret(misled=(1.0, 1.2))], HOLDS),
         ([regret(misled=(1.0, 1.2)), regret(misled=(0.0, 1.0))], PARTLY),
         ([regret(misled=(0.0, 1.0))], NOT_HERE),
         ([regret()], UNTESTED),
     ],
-    readme.costs_two_percent: [
+    judges.cost.costs_two_percent: [
         ([wall_clock((0.01, 0.02))], HOLDS),
         ([wall_clock((0.01, 0.02), (-0.01, 0.03))], PARTLY),
         ([wall_clock((0.03, 0.01))], NOT_HERE),
     ],
-    readme.as_good_as_tuned: [
+    judges.rates.as_good_as_tuned: [
         *beside("AutoLR"),
         ([a_table(paper_held_out={"AutoLR": -0.5})], HOLDS),
         ([a_table(paper_held_out={"AutoLR": None})], NOT_HERE),
     ],
-    readme.recovers: [
+    judges.several.recovers: [
         ([scalars(80, 81, 90, 99)], HOLDS),
         ([scalars(10, 50, 90, 99)], PARTLY),
         ([scalars(10, 40, 90, 99)], NOT_HERE),
     ],
-    readme.all_at_once_beats_in_turn: [
+    judges.several.all_at_once_beats_in_turn: [
         ([scalars(at_once=-0.5)], HOLDS),
         ([scalars(at_once=0.1)], NOT_HERE),
     ],
-    readme.crashes_as_well: [
+    judges.published.crashes_as_well: [
         ([a_table(crash_crashes={FULL: 3, NO_AUTO: 4, COLD: 3})], HOLDS),
         ([a_table(crash_crashes={FULL: 3, NO_AUTO: 2, COLD: 3})], PARTLY),
         ([a_table(crash_crashes={FULL: 1})], NOT_HERE),
         ([a_table(crash_lr=None)], UNTESTED),
     ],
-    readme.changes_nothing: [*beside(FULL), ([a_table(paper_train={FULL: -0.5})], NOT_HERE)],
-    readme.same_path_as_plain: [*beside(NO_AUTO), ([a_table(paper_train={NO_AUTO: -0.5})], NOT_HERE)],
-    readme.moves_a_few_percent: [
+    judges.published.changes_nothing: [*beside(FULL), ([a_table(paper_train={FULL: -0.5})], NOT_HERE)],
+    judges.published.same_path_as_plain: [
+        *beside(NO_AUTO),
+        ([a_table(paper_train={NO_AUTO: -0.5})], NOT_HERE),
+    ],
+    judges.published.moves_a_few_percent: [
         ([rates(moved=0.09)], HOLDS),
         ([rates(moved=0.09), rates(moved=0.2, task="kuairand")], PARTLY),
         ([rates(moved=0.1)], NOT_HERE),
         ([no_rates()], UNTESTED),
     ],
-    readme.no_order: [
+    judges.published.no_order: [
         ([rates(any_p=0.06)], HOLDS),
         ([rates(), rates(any_p=0.01, task="kuairand")], PARTLY),
         ([rates(any_p=0.01)], NOT_HERE),
         ([no_rates()], UNTESTED),
     ],
-    readme.ten_times_off_stays_off: [
+    judges.published.ten_times_off_stays_off: [
         ({"replicas": replicas((2, 2.1, 0, 1))}, HOLDS),
         ({"replicas": replicas((2, 2.1, 0, 1), (0, 2, 0, 1))}, PARTLY),
         ({"replicas": replicas((0, 2, 0, 1))}, NOT_HERE),
         ({"replicas": replicas()}, UNTESTED),
     ],
-    readme.decision_steadies: [
+    judges.published.decision_steadies: [
         ([replicas((0, 0, 0, 4.0), (0, 0, 0, 2.8), (0, 0, 0, 2.0))], HOLDS),
         ([replicas((0, 0, 0, 4.0), (0, 0, 0, 3.9), (0, 0, 0, 3.8))], NOT_HERE),
         ([replicas((0, 0, 0, 4.0), (0, 0, 0, 2.0), (0, 0, 0, 1.0))], NOT_HERE),
     ],
-    readme.averaging_near_the_limit: [
+    judges.cost.averaging_near_the_limit: [
         ([averaging((1.3, 1.0), (1.1, 1.0))], HOLDS),
         ([averaging((1.3, 1.0), (1.4, 1.0))], PARTLY),
         ([averaging((1.4, 1.0))], NOT_HERE),
     ],
-    readme.averaging_beats_others: [
+    judges.cost.averaging_beats_others: [
         ([averaging((1.0, 9.0), (1.0, 5.0))], HOLDS),
         ([averaging((1.0, 9.0), (1.0, 11.0))], PARTLY),
         ([averaging((1.0, 11.0))], NOT_HERE),
     ],
-    readme.call_costs_little: [
+    judges.cost.call_costs_little: [
         ([calls(1.2, 1.5)], HOLDS),
         ([calls(1.2, 1.6)], PARTLY),
         ([calls(1.6)], NOT_HERE),
     ],
-    readme.never_waits: [
+    judges.cost.never_waits: [
         ([waits(True, True)], HOLDS),
         ([waits(True, False)], PARTLY),
         ([waits(False)], NOT_HERE),
         ([waits()], UNTESTED),
     ],
-    readme.step_costs_little: [
+    judges.cost.step_costs_little: [
         ([overhead(True, True)], HOLDS),
         ([overhead(True, False)], PARTLY),
         ([overhead(False, False)], NOT_HERE),
     ],
-    readme.stacked_is_faster: [
+    judges.replicas.stacked_is_faster: [
         ([goals(a=True, b=True)], HOLDS),
         ([goals(a=True, b=False)], PARTLY),
         ([goals(a=False)], NOT_HERE),
     ],
-    readme.cost_is_predicted: [
+    judges.replicas.cost_is_predicted: [
         ([cost(0.3, 0.01)], HOLDS),
         ([cost(0.4, 0.01)], PARTLY),
         ([cost(0.4, 0.5)], NOT_HERE),
     ],
-    readme.fewer_bits_change_nothing: [
+    judges.replicas.fewer_bits_change_nothing: [
         ([wires((1.0, 1.5), (-1.0, 1.5))], HOLDS),
         ([wires((1.0, 1.5), (2.0, 1.5))], PARTLY),
         ([wires((2.0, 1.5))], NOT_HERE),
         ([wires((2.0, None))], UNTESTED),
     ],
-    readme.islands_end_as_plain: [
+    judges.replicas.islands_end_as_plain: [
         ([islands((1.0, 1.0, 1.5), (-5.0, 1.0, 1.5))], HOLDS),
         ([islands((1.0, 1.0, 1.5), (2.0, 1.0, 1.5))], PARTLY),
         ([islands((2.0, 1.0, 1.5))], NOT_HERE),
         ([islands((2.0, 1.0, None))], UNTESTED),
         ([islands((-2.0, 1.0, 30.0))], UNTESTED),
     ],
-    readme.an_outer_step_helps: [
+    judges.replicas.an_outer_step_helps: [
         ([islands((0.0, 0.9, 1.0), (0.0, 0.8, 1.0))], HOLDS),
         ([islands((0.0, 0.9, 1.0), (0.0, 0.99, 1.0))], PARTLY),
         ([islands((0.0, 0.99, 1.0), (0.0, 1.3, 1.0))], NOT_HERE),
         ([islands((0.0, 0.9, None))], UNTESTED),
     ],
-    readme.no_kill_is_felt: [
+    judges.faults.no_kill_is_felt: [
         ([chaos(kills=("", ""))], HOLDS),
         ([chaos(kills=("", "ended elsewhere"))], PARTLY),
         ([chaos(kills=("ended elsewhere",))], NOT_HERE),
         ([chaos(kills=())], UNTESTED),
     ],
-    readme.no_poison_is_averaged: [
+    judges.faults.no_poison_is_averaged: [
         ([chaos(poisons=("", ""))], HOLDS),
         ([chaos(poisons=("1 means not finite",))], NOT_HERE),
     ],
-    readme.nothing_grows: [
+    judges.faults.nothing_grows: [
         ([chaos(soak=("", ""))], HOLDS),
         ([chaos(soak=("", "memory grows"))], PARTLY),
         ([chaos(soak=("memory grows",))], NOT_HERE),
     ],
-    readme.drawing_is_cheap: [
+    judges.published.drawing_is_cheap: [
         ([drawing(0.1, 0.02)], HOLDS),
         ([drawing(0.2, 0.02)], PARTLY),
         ([drawing(0.2)], NOT_HERE),
@@ -470,7 +473,7 @@ def test_a_rule_reaches_its_verdicts(judge: Any, results: Any, verdict: Verdict)
 
 
 def test_every_rule_is_tried_both_ways_and_judges_a_claim() -> None:
-    rules = {getattr(room, name) for room in (paper, readme) for name in room.__all__}
+    rules = {getattr(room, name) for room in judges.ROOMS for name in room.__all__}
     assert rules == CASES.keys()
     assert rules <= {claim.judge for claim in CLAIMS}
     for rule, cases in CASES.items():
@@ -505,18 +508,18 @@ def test_a_difference_is_told_by_its_whole_interval(values: Any, below: Any, abo
 
 def test_differences_are_taken_seed_by_seed() -> None:
     """Seeds of the made-up table differ far more than its lines, and yet a small difference is seen."""
-    text, verdict = paper.auto_lr_contributes({"": a_table(paper_train={FULL: -0.001})})
+    text, verdict = judges.paper.auto_lr_contributes({"": a_table(paper_train={FULL: -0.001})})
     assert verdict is HOLDS
     assert "−0.0010" in text
 
 
 def test_what_was_measured_is_said() -> None:
     crashed = a_table(crash_crashes={HIGH: 3, FULL: 1, NO_AUTO: 2, COLD: 4})
-    text, _ = paper.stable_where_plain_crashes({"": crashed})
+    text, _ = judges.paper.stable_where_plain_crashes({"": crashed})
     assert text == "feed at 0.1: plain 3, full 1 of 4 (w/o auto-LR 2, w/o warm init 4)"
-    text, _ = readme.ahead_of_peers({"": regret(behind=2)})
+    text, _ = judges.rates.ahead_of_peers({"": regret(behind=2)})
     assert text == "2 cores of Cpu: ahead in 7 of 9 comparisons"
-    text, _ = paper.averaging_generalises({"": a_table(), " ": a_table("charlm")})
+    text, _ = judges.paper.averaging_generalises({"": a_table(), " ": a_table("charlm")})
     assert text == "held-out loss: feed +0.0000; charlm +0.0000"
 
 

@@ -133,6 +133,16 @@ def test_a_mark_in_a_code_span_is_text(evidence: Path) -> None:
     assert fill(text, evidence) == text
 
 
+def test_a_source_is_command_machine_and_date() -> None:
+    text = fill("By <!-- source: autolr step --><!-- end -->.", ROOT / "docs" / "evidence")
+    autolr, step = (
+        json.loads((ROOT / f"docs/evidence/{name}.json").read_text()) for name in ("autolr", "step")
+    )
+    for result in (autolr, step):
+        assert f"`{result['command']}`" in text
+        assert result["machine"]["date"][:10] in text
+
+
 def test_a_part_that_an_experiment_lacks_is_named() -> None:
     with pytest.raises(
         ValueError, match=r"excess.json has no part 'long': .* are 'excess', 'matrix', 'brief'"
