@@ -24,6 +24,7 @@ from hdet.bench.reproduce.plan import CONFIGURATIONS, PLAIN, SWEPT, Plan, Run
 from hdet.bench.speed import autolr
 from hdet.bench.speed.stacked import _ratios
 from tests import ROOT
+from tools.claims.questions import anchor
 from tools.quote import fill, pages
 from tools.quote.index import measurements
 
@@ -267,3 +268,22 @@ def test_every_file_that_a_page_links_to_is_there(page: str) -> None:
     path = ROOT / page
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def sections(page: str) -> list[str]:
+    text = re.sub(
+        r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    return [anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("page", ["docs/evidence.md", "docs/log.md"])
+def test_every_section_that_these_pages_link_to_is_there(page: str) -> None:
+    path = ROOT / page
+    assert len(set(sections(page))) == len(sections(page)), "a link would lead to the first of two"
+    missing = []
+    for target, name in re.findall(r"\]\(([\w./-]*)#([^)]*)\)", path.read_text(encoding="utf-8")):
+        there = page if not target else str((path.parent / target).relative_to(ROOT))
+        if name not in sections(there):
+            missing.append(f"{target}#{name}")
+    assert missing == []
