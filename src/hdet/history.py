@@ -14,6 +14,7 @@ Whoever is to hear of a run while it goes on, a tracker say, is told the same li
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -38,6 +39,8 @@ __all__ = [
     "read_history",
     "write",
 ]
+
+logger = logging.getLogger("hdet")
 
 #: So many bytes at a time are searched for the end of the last whole line.
 _LOOK_BACK = 1 << 16
@@ -165,6 +168,9 @@ class File:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = path
+        #: How long it was when this run last wrote to it.
+        self._size: int | None = None
+        self._told = False
 
     def prepare(self) -> None:
         """Make the file and its folder if need be, and take away what a crash has left of a line."""
@@ -174,7 +180,16 @@ class File:
             pass
 
     def __call__(self, line: Mapping[str, Any]) -> None:
+        others = self._size is not None and _length(self.path) > self._size
+        if others and not self._told:
+            self._told = True
+            logger.warning(
+                "another run writes to the history %s as well: their lines cannot be told apart; give each a "
+                "file of its own",
+                self.path,
+            )
         write(self.path, line)
+        self._size = _length(self.path)
 
     def __repr__(self) -> str:
         return str(self.path)
@@ -201,22 +216,33 @@ def listeners_of(history: History | None) -> list[Listener]:
     return listeners
 
 
-def read_history(path: str | PathLike[str], *, superseded: bool = False) -> list[SyncRecord]:
-    """All syncs of a history file, in order; notes, and lines that a crash cut short, are left out.
+def read_history(path: str | PathLike[str], *, run: int = -1, superseded: bool = False) -> list[SyncRecord]:
+    """All syncs of a run, in order; notes, and lines that a crash cut short, are left out.
 
-    Where a run went on from an earlier step than it had come to, the syncs beyond that step were taken again:
-    ``superseded`` gives those, too. A crash cuts the last line of the file, or the last before a run that
-    went on in the same file; any other line that is no record raises ValueError, with its number.
+    A file may hold several runs, one after the other: ``run`` says which, from 0, or from the end; the last
+    one if it is left out. A run that was resumed is one. Where it went on from an earlier step than it had
+    come to, the syncs beyond that step were taken again: ``superseded`` gives those, too.
+
+    A crash cuts the last line of the file, or the last before a run that went on in the same file; any other
+    line that is no record raises ValueError, with its number.
     """
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     lines = text[: text.rfind("\n") + 1].split("\n")[:-1]
-    records: list[SyncRecord] = []
+    runs: list[list[SyncRecord]] = [[]]
+    opened = False
     for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=False), start=1):
         try:
             raw = json.loads(line)
             resumed = raw.get("resumed_at") if "kind" in raw else None
             if "kind" not in raw:
-                records.append(SyncRecord.from_json(line))
+                record = SyncRecord.from_json(line)
+                # A replica that joins others opens with a line, too; the steps go on, and do not begin anew.
+                if opened and runs[-1] and record.step <= runs[-1][-1].step:
+                    runs.append([])
+                runs[-1].append(record)
+                opened = False
+            elif raw["kind"] == "run":
+                opened = resumed is None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if following.startswith('{"kind": "run"'):  # a crash cut it
                 continue
@@ -225,8 +251,10 @@ def read_history(path: str | PathLike[str], *, superseded: bool = False) -> list
                 f"({type(error).__name__}: {error}); take it out"
             ) from error
         if isinstance(resumed, int) and not superseded:
-            records = [record for record in records if record.step <= resumed]
-    return records
+            runs[-1] = [record for record in runs[-1] if record.step <= resumed]
+    if not -len(runs) <= run < len(runs):
+        raise IndexError(f"read_history: run must be from 0 to {len(runs) - 1} of {str(path)!r}, got {run}")
+    return runs[run]
 
 
 #: Within this room's own name: ``hdet.history.read(path)``.
@@ -259,6 +287,11 @@ def cut_torn_tail(path: str | PathLike[str]) -> int:
             return size - end
     except FileNotFoundError:
         return 0
+
+
+def _length(path: str | PathLike[str]) -> int:
+    file = Path(path)
+    return file.stat().st_size if file.exists() else 0
 
 
 def _finite(value: Any) -> Any:

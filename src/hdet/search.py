@@ -299,6 +299,11 @@ class Search(Face, LRScheduler):
             raise ValueError(f"{self._name}.cooldown: schedule must be 'wsd'; any other comes down by itself")
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(f"{self._name}.cooldown: steps must be an integer of at least 1, got {steps!r}")
+        if not self._cycle.rounds:
+            raise RuntimeError(
+                f"{self._name}.cooldown: a window must have ended before, which the first does after ten "
+                f"steps, and this is step {self.steps}: there is no learning rate yet to come down from"
+            )
         # Where it is coming down already, it comes down from there.
         self._cool(self.steps, self.steps + steps, self._shape(self.steps))
         self._cycle.end_search()

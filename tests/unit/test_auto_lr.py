@@ -380,6 +380,15 @@ def test_what_cannot_come_down() -> None:
             Training().auto.cooldown(steps)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("steps", [0, 5])
+def test_there_is_nothing_to_come_down_from_within_the_first_window(steps: int) -> None:
+    run = Training(total_steps=None).run(steps)
+    with pytest.raises(RuntimeError, match=rf"AutoLR\.cooldown: a window must have ended .* step {steps}:"):
+        run.auto.cooldown(10)
+    run.run(40).auto.cooldown(10)
+    assert run.run(50).auto.finished
+
+
 def test_a_second_cooldown_comes_down_from_where_it_is() -> None:
     model = network()
     optimizer = AdamW(model.parameters())

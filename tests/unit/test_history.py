@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_after_a_crash_begins_a_line_of_its_own(tmp_path: Pat
     history.append(path, record(10))
     with path.open("a") as file:
         file.write(record(20).to_json()[:40])
-    history.note(path, "run", id="b")
+    history.note(path, "run", id="b", resumed_at=10)
     history.append(path, record(20))
     assert history.read(path) == [record(10), record(20)]
 
@@ -128,3 +128,27 @@ def test_a_record_knows_its_learning_rate() -> None:
     assert record.lr == 0.3
     assert SyncRecord.from_json(record.to_json()).lr == 0.3
     assert math.isnan(SyncRecord(4, 0, (1.0,), (), (decay,), (), (), 1.0).lr)
+
+
+def test_runs_in_one_file_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    first, again, second = (history.of_note("run", **more) for more in ({}, {"resumed_at": 10}, {}))
+    for line in (first, record(10), record(20), again, record(20), second, record(10)):
+        history.write(path, line if isinstance(line, dict) else history.of_sync(line))
+    assert [r.step for r in hdet.read_history(path)] == [10]
+    assert [r.step for r in hdet.read_history(path, run=0)] == [10, 20]
+    assert [r.step for r in hdet.read_history(path, run=-2, superseded=True)] == [10, 20, 20]
+    with pytest.raises(IndexError, match=r"run must be from 0 to 1 of .*, got 2"):
+        hdet.read_history(path, run=2)
+
+
+def test_two_runs_that_write_at_once_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = history.File(tmp_path / "run.jsonl"), history.File(tmp_path / "run.jsonl")
+    one(history.of_note("run"))
+    one(history.of_note("said", event="alone"))
+    assert not caplog.messages
+    other(history.of_note("run"))
+    for _ in range(2):
+        one(history.of_note("said", event="beside another"))
+    assert len(caplog.messages) == 1
+    assert "another run writes to the history" in caplog.messages[0]

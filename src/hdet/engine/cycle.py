@@ -162,6 +162,11 @@ class Cycle(Resumable):
         return min(lengths, default=None)
 
     @property
+    def rounds(self) -> int:
+        """How many have ended."""
+        return self._round
+
+    @property
     def spread(self) -> float:
         """α: how far from the base learning rates are, of the first group; 0 where they are not explored."""
         return next((axis.spread for axis in self._fan_out.learning_rates), 0.0)
