@@ -197,6 +197,7 @@ def test_a_folder_says_what_lives_there(folder: Path) -> None:
 SPANNING = {
     "test_any_arguments.py",
     "test_any_history.py",
+    "test_extremes.py",
     "test_pretrained.py",
     "test_rooms.py",
     "bench/workloads/test_workloads.py",

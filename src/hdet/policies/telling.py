@@ -13,6 +13,7 @@ from hdet.policies.base import Context
 from hdet.policies.useless_probe import average
 from hdet.probes import Probe
 from hdet.schedules import Windows
+from hdet.weights.parameters import every_parameter
 
 __all__ = [
     "described",
@@ -31,7 +32,12 @@ logger = logging.getLogger("hdet")
 
 
 def refuse(context: Context, axes: Sequence[Axis], probe: Probe, *, averaged: bool) -> None:
-    """Raise TypeError for what a horizon cannot judge."""
+    """Raise TypeError for what a horizon cannot judge, ValueError for weights that are not there yet."""
+    if any(weight.is_meta for weight in every_parameter(context.optimizer)):
+        raise ValueError(
+            f"{context.caller}: the weights must be there, and some are on the meta device; call "
+            "model.to_empty(device=...) and load or initialise them first"
+        )
     others = [axis.name for axis in axes if not isinstance(axis, GroupLearningRate)]
     if others:
         raise TypeError(
@@ -140,7 +146,8 @@ def never_moved(where: str, times: int) -> RuntimeError:
     """The optimizer steps and the weights stay."""
     return RuntimeError(
         f"{where}: the weights must move, and did not, although the learning rate was raised {times} times a "
-        "hundredfold; does loss.backward() reach what the optimizer trains?"
+        "hundredfold; does loss.backward() reach what the optimizer trains? If it does, scale the loss: of a "
+        "gradient above 1e19 or below 1e-22 the square, which Adam divides by, is infinite or zero in float32"
     )
 
 
