@@ -48,7 +48,13 @@ def test_every_file_is_quoted_and_says_how_it_was_made() -> None:
     assert files
     for file in files:
         result = json.loads(file.read_text(encoding="utf-8"))
-        assert result["command"].startswith(("hdet bench ", "hdet reproduce ", "python -m tests.chaos"))
+        commands = (
+            "hdet bench ",
+            "hdet reproduce ",
+            "python -m tests.chaos",
+            "python -m tools.figures --train",
+        )
+        assert result["command"].startswith(commands)
         assert "--quick" not in result["command"]
         assert {"torch", "cpu", "cores", "date"} <= result["machine"].keys()
         quoted = re.search(rf"<!-- quote: {file.stem}( \w+)? -->", texts)

@@ -13,7 +13,7 @@ from hdet.bench.replicas import command as replicas
 from hdet.bench.reproduce import text as reproduce
 from hdet.bench.scale import command as scale
 from hdet.bench.speed import feed, large, stacked
-from tools.quote.tables import brief, cost, faults, rates, several
+from tools.quote.tables import brief, cost, faults, rates, several, windows
 
 __all__ = ["PARTS", "quoted", "source"]
 
@@ -35,6 +35,7 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "fan-out": {"": fan_out.markdown},
     "islands": {"": islands.markdown},
     "chaos": {"": faults.chaos},
+    "decisions": {"": windows.text, "digits": windows.digits},
     "scale": {"": scale.markdown},
     "reproduce": {"": reproduce.markdown},
 }
@@ -43,6 +44,7 @@ _OVER_SEEDS = (
 )
 _STATISTIC = {
     "chaos": "counts",
+    "decisions": "one run of each",
     "autolr": "whole runs in the order A B B A",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds ± half of the 95 % confidence interval"),
 }
