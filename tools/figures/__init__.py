@@ -1,6 +1,6 @@
 """The figures of docs/how-autolr-decides.md, and the two real runs behind them.
 
-``python -m tools.figures`` draws docs/figures/*.svg from docs/evidence/decisions.json;
+``python -m tools.figures`` draws docs/figures/*.svg from docs/figures/decisions.json;
 ``python -m tools.figures --train`` makes that file first, by training: half a minute on one core.
 """
 

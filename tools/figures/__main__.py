@@ -14,7 +14,7 @@ def main() -> None:
     """Write what was asked for, and name it."""
     parser = argparse.ArgumentParser(prog="python -m tools.figures", description=__doc__)
     parser.add_argument("--train", action="store_true", help="make the data anew first, by training")
-    data = Path("docs/evidence/decisions.json")
+    data = Path("docs/figures/decisions.json")
     if parser.parse_args().train:
         data.write_text(as_json(train()), encoding="utf-8")
         print(data)

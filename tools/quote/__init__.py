@@ -7,7 +7,11 @@ document and its JSON part:
   ``<!-- quote: NAME PART -->`` with another table of the same file (:data:`tools.quote.tables.PARTS`);
 - ``<!-- number: NAME PATH SPEC -->`` … ``<!-- end -->``, within a line, with a single number
   (:mod:`tools.quote.numbers`);
-- ``<!-- claims -->`` … ``<!-- end -->`` with the table of all claims.
+- ``<!-- source: NAME … -->`` … ``<!-- end -->``, within a line, with command, machine and date of files;
+- ``<!-- claims -->`` … ``<!-- end -->`` with the table of all claims, ``<!-- claims counts -->`` with how
+  many have which verdict.
+
+It also draws what is drawn from the evidence alone, and writes docs/evidence/index.json.
 """
 
 from __future__ import annotations

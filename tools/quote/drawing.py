@@ -16,7 +16,10 @@ from xml.sax.saxutils import escape
 from hdet.bench.regret.analysis import COLUMNS
 from tools.quote.tables.brief import called, known, methods
 
-__all__ = ["draw", "drawings"]
+__all__ = ["DRAWN", "draw", "drawings"]
+
+#: Each drawing, and the file that it is drawn from.
+DRAWN = {"excess-brief.svg": "excess"}
 
 _WIDTH, _LEFT, _RIGHT = 800, 182, 40
 _TOP, _ROW, _BOTTOM = 40, 46, 52
@@ -33,8 +36,10 @@ _TITLE = "Held-out loss above a tuned sweep's, per cent: a dot for each kind of 
 
 def drawings(evidence: Path) -> dict[str, str]:
     """The charts that are drawn from the evidence alone, by the names of their files."""
-    result = json.loads((evidence / "excess.json").read_text(encoding="utf-8"))
-    return {"excess-brief.svg": draw(result)}
+    return {
+        drawing: draw(json.loads((evidence / f"{name}.json").read_text(encoding="utf-8")))
+        for drawing, name in DRAWN.items()
+    }
 
 
 def draw(result: Mapping[str, Any]) -> str:

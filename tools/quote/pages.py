@@ -7,12 +7,13 @@ from pathlib import Path
 
 from tools.claims import table as claims
 from tools.quote.numbers import number
-from tools.quote.tables import quoted
+from tools.quote.tables import made_by, quoted
 
 __all__ = ["fill", "pages"]
 
 #: What begins a place, and what ends one; a mark in a code span is text about marks.
-_MARK = re.compile(r"(?<!`)<!-- *(quote|number|claims|end)\b(.*?)-->", re.DOTALL)
+_MARK = re.compile(r"(?<!`)<!-- *(quote|number|source|claims|end)\b(.*?)-->", re.DOTALL)
+_CLAIMS = {"": claims.table, "counts": claims.counts}
 #: All that may stand before a mark and still leave its line to begin with it.
 _NOTHING = re.compile(r"[\s>]*(?:[-*+]\s+|\d+[.)]\s+)?")
 
@@ -53,13 +54,15 @@ def _where(page: str, text: str, mark: re.Match[str]) -> str:
 def _filled(text: str, mark: re.Match[str], evidence: Path) -> str:
     kind, rest = mark[1], mark[2].removeprefix(":").strip()
     before = text[text.rfind("\n", 0, mark.start()) + 1 : mark.start()]
-    if kind == "number":
+    if kind in ("number", "source"):
         if _NOTHING.fullmatch(before):
             raise ValueError("begins its line, which Markdown then takes for HTML: put a word before it")
-        return number(rest, evidence)
+        return number(rest, evidence) if kind == "number" else made_by(rest, evidence)
     if not text.startswith("\n", mark.end()):
         raise ValueError("a table needs lines of its own: end the line after the mark")
     if kind == "claims":
-        return f"\n{claims.table(evidence)}\n"
+        if rest not in _CLAIMS:
+            raise ValueError(f"there is no table of claims {rest!r}: there is 'claims' and 'claims counts'")
+        return f"\n{_CLAIMS[rest](evidence)}\n"
     name, _, part = rest.partition(" ")
     return f"\n{quoted(name, part.strip(), evidence)}\n"

@@ -11,7 +11,7 @@ from tests import ROOT
 from tools.figures import FIGURES, draw, train
 from tools.figures.draw import digest
 
-DATA = ROOT / "docs" / "evidence" / "decisions.json"
+DATA = ROOT / "docs" / "figures" / "decisions.json"
 PAGE = (ROOT / "docs" / "how-autolr-decides.md").read_text(encoding="utf-8")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ from hdet.bench.replicas import command as replicas
 from hdet.bench.reproduce import text as reproduce
 from hdet.bench.scale import command as scale
 from hdet.bench.speed import feed, large, stacked
+from tools.claims.rules import machine_of
+from tools.quote.files import read
 from tools.quote.tables import brief, cost, faults, rates, several, windows
 
-__all__ = ["PARTS", "quoted", "source"]
+__all__ = ["PARTS", "made_by", "quoted", "source"]
 
 #: The tables of an experiment: the usual one, and by a second word the others.
 PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
@@ -45,6 +46,8 @@ _OVER_SEEDS = (
 _STATISTIC = {
     "chaos": "counts",
     "decisions": "one run of each",
+    "lightbench": "counts",
+    "deepobs": "means over seeds ± their deviation",
     "autolr": "whole runs in the order A B B A",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds ± half of the 95 % confidence interval"),
 }
@@ -52,15 +55,22 @@ _STATISTIC = {
 
 def quoted(name: str, part: str, evidence: Path) -> str:
     """The table of one file, and the line that says how it was made."""
-    file = evidence / f"{name}.json"
-    if not file.exists():
-        raise LookupError(f"there is no {file.name} in docs/evidence")
-    result = json.loads(file.read_text(encoding="utf-8"))
+    result = read(name, evidence)
     tables = PARTS[result["experiment"]]
     if part not in tables:
         known = ", ".join(repr(known) for known in tables if known) or "none"
-        raise LookupError(f"{file.name} has no part {part!r}: the parts that a mark may name are {known}")
+        raise LookupError(f"{name}.json has no part {part!r}: the parts that a mark may name are {known}")
     return f"{tables[part](result)}\n\n{source(result)}"
+
+
+def made_by(names: str, evidence: Path) -> str:
+    """Commands of files in few words, machine by machine, with the dates."""
+    found: dict[str, list[str]] = {}
+    for name in names.split():
+        result = read(name, evidence)
+        where = f"{machine_of(result)}, {result['machine']['date'][:10]}"
+        found.setdefault(where, []).append(f"`{result['command']}`")
+    return "; ".join(f"{', '.join(commands)} ({where})" for where, commands in found.items())
 
 
 def source(result: dict[str, Any]) -> str:

@@ -75,9 +75,9 @@ def called(pair: Mapping[str, Any]) -> str:
 
 def _notes(pairs: list[dict[str, Any]], best: Mapping[str, str]) -> str:
     behind = [
-        f"{called(pair)} ({digits(values['autolr'])} against {digits(values[first])} by {COLUMNS[first]})"
+        _lost_line(pair, best[name_of(pair)])
         for pair in pairs
-        if (first := best[name_of(pair)]) != "autolr" and "autolr" in (values := known(pair))
+        if best[name_of(pair)] != "autolr" and "autolr" in known(pair)
     ]
     kinds = len({pair["workload"] for pair in pairs})
     optimizers = " and ".join(
@@ -99,6 +99,15 @@ def _notes(pairs: list[dict[str, Any]], best: Mapping[str, str]) -> str:
     seeds = sorted({cells["chosen"]["seeds"] for pair in pairs for cells in pair["arms"].values()})
     notes.append(f"AutoLR has three seeds, others {' to '.join(map(str, seeds))}.")
     return " ".join(notes)
+
+
+def _lost_line(pair: Mapping[str, Any], first: str) -> str:
+    """What AutoLR has there, what the best has, and how many more are ahead of AutoLR."""
+    values = known(pair)
+    more = sum(value < values["autolr"] for value in values.values()) - 1
+    others = f", and {more} more ahead" if more else ""
+    by = f"{digits(values[first])} by {COLUMNS[first]}"
+    return f"{called(pair)} ({digits(values['autolr'])} against {by}{others})"
 
 
 def known(pair: Mapping[str, Any]) -> dict[str, float]:

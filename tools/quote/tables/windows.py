@@ -1,4 +1,4 @@
-"""The windows of docs/evidence/decisions.json: what each showed, and what became of the rate."""
+"""The windows of docs/figures/decisions.json: what each showed, and what became of the rate."""
 
 from __future__ import annotations
 
