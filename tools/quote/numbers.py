@@ -2,8 +2,8 @@
 
 ``<!-- number: FILE PATH [OPERATION …] SPEC -->…<!-- end -->``
 
-FILE is the name of docs/evidence/FILE.json. PATH leads from its top to a value, by names with dots between
-them and by brackets:
+FILE is the name of docs/evidence/FILE.json, or of docs/figures/FILE.json. PATH leads from its top to a value,
+by names with dots between them and by brackets:
 
 - ``rows[0]``, or ``rows.0``: an entry of a list by its place, ``rows[-1]`` the last one;
 - ``rows[workload=charlm,optimizer=AdamW]``: the one entry of which all of this is true;
@@ -26,6 +26,8 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tools.quote.files import read
 
 __all__ = ["number"]
 
@@ -56,10 +58,7 @@ def number(mark: str, evidence: Path) -> str:
     if match is None:
         raise ValueError("a mark is FILE PATH [OPERATION …] SPEC, e.g. excess overall.autolr.mean abs .1f")
     name, path, operations, spec = match.groups()
-    file = evidence / f"{name}.json"
-    if not file.exists():
-        raise LookupError(f"there is no {file.name} in docs/evidence")
-    value = _at(json.loads(file.read_text(encoding="utf-8")), path)
+    value = _at(read(name, evidence), path)
     for operation in (operations or "").split():
         value = _operated(value, operation, path)
     return _formatted(value, spec, path)

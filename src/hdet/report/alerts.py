@@ -21,7 +21,7 @@ Record = dict[str, Any]
 _KINDS = (
     ("relapse", "error", r"no way back|weights are lost|not finite at the end"),
     ("replica lost", "error", r"left out of the (mean|decision)|no replica has a finite loss"),
-    ("replica lost", "warning", r"heard, but not as loud"),
+    ("replica unlike the others", "warning", r"heard, but not as loud"),
     ("relapse", "warning", r": back to the weights of step"),
     ("overfitting", "warning", r"nothing better since step|nothing has improved since step"),
     ("rate at a bound", "warning", r"clamped to"),

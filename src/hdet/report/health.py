@@ -26,6 +26,8 @@ _MENDS = {
     "at the batches of those steps",
     "replica lost": "its weights were left out of the mean; if it is always the same rank, look at its data "
     "and its device",
+    "replica unlike the others": "its loss counts for less, and its weights are in the mean; if it is always "
+    "the same rank, look at its data",
     "overfitting": "the best weights were kept: call finish_(); regularise more, or train less",
     "steps not counted": "call step() once after every optimizer.step()",
     "probe in doubt": "give the probe batches that are not trained on, of the same kind",

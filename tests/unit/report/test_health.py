@@ -67,6 +67,12 @@ def dear(lines: Lines) -> Lines:
             "look at its data",
         ),
         (
+            lambda: changed(run(), 50, events=["replica 2 is heard, but not as loud: its loss is 9"]),
+            "warning",
+            "replica unlike the others at step 500: replica 2",
+            "its weights are in the mean",
+        ),
+        (
             lambda: [*run()[:60], said("3 optimizers slept"), *run()[60:]],
             "warning",
             "it was said at step 590: 3 optimizers slept",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from hdet.bench.reproduce import text as reproduce
 from hdet.bench.scale import command as scale
 from hdet.bench.speed import feed, large, stacked
 from tools.claims.rules import machine_of
-from tools.quote.tables import brief, cost, faults, rates, several
+from tools.quote.files import read
+from tools.quote.tables import brief, cost, faults, rates, several, windows
 
 __all__ = ["PARTS", "made_by", "quoted", "source"]
 
@@ -36,6 +36,7 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "fan-out": {"": fan_out.markdown},
     "islands": {"": islands.markdown},
     "chaos": {"": faults.chaos},
+    "decisions": {"": windows.text, "digits": windows.digits},
     "scale": {"": scale.markdown},
     "reproduce": {"": reproduce.markdown},
 }
@@ -44,6 +45,7 @@ _OVER_SEEDS = (
 )
 _STATISTIC = {
     "chaos": "counts",
+    "decisions": "one run of each",
     "lightbench": "counts",
     "deepobs": "means over seeds ± their deviation",
     "autolr": "whole runs in the order A B B A",
@@ -53,7 +55,7 @@ _STATISTIC = {
 
 def quoted(name: str, part: str, evidence: Path) -> str:
     """The table of one file, and the line that says how it was made."""
-    result = _read(name, evidence)
+    result = read(name, evidence)
     tables = PARTS[result["experiment"]]
     if part not in tables:
         known = ", ".join(repr(known) for known in tables if known) or "none"
@@ -65,7 +67,7 @@ def made_by(names: str, evidence: Path) -> str:
     """Commands of files in few words, machine by machine, with the dates."""
     found: dict[str, list[str]] = {}
     for name in names.split():
-        result = _read(name, evidence)
+        result = read(name, evidence)
         where = f"{machine_of(result)}, {result['machine']['date'][:10]}"
         found.setdefault(where, []).append(f"`{result['command']}`")
     return "; ".join(f"{', '.join(commands)} ({where})" for where, commands in found.items())
@@ -77,11 +79,3 @@ def source(result: dict[str, Any]) -> str:
     where = about.get("gpu") or f"{about['cores']} cores of {about['cpu']}"
     kind = _STATISTIC.get(result["experiment"], "medians")
     return f"`{result['command']}`, {where}, torch {about['torch']}, {about['date'][:10]}; {kind}."
-
-
-def _read(name: str, evidence: Path) -> dict[str, Any]:
-    file = evidence / f"{name}.json"
-    if not file.exists():
-        raise LookupError(f"there is no {file.name} in docs/evidence")
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found

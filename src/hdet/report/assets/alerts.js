@@ -4,7 +4,7 @@
 const ALERT_KINDS = [
   ["relapse", "error", /no way back|weights are lost|not finite at the end/],
   ["replica lost", "error", /left out of the (mean|decision)|no replica has a finite loss/],
-  ["replica lost", "warning", /heard, but not as loud/],
+  ["replica unlike the others", "warning", /heard, but not as loud/],
   ["relapse", "warning", /: back to the weights of step/],
   ["overfitting", "warning", /nothing better since step|nothing has improved since step/],
   ["rate at a bound", "warning", /clamped to/],
