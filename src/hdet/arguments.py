@@ -113,7 +113,8 @@ def _check_optimizer(caller: str, optimizer: Optimizer) -> None:
         if not (math.isfinite(lr) and lr > 0):
             raise ValueError(
                 f"{caller}: the groups' lr must be finite and > 0, for their ratios are kept, got {lr} in "
-                f"group {i}; give another (a schedule may not begin at zero), or freeze it"
+                f"group {i}; give another (a schedule may not begin at zero; after a run that has come down "
+                "to zero, make the optimizer anew), or freeze it"
             )
 
 

@@ -521,6 +521,21 @@ def test_a_group_needs_a_ratio(lr: float) -> None:
         hdet.AutoLR(optimizer, probe=probe, total_steps=100)
 
 
+def test_a_second_run_on_an_optimizer_that_has_come_down_is_told_what_to_do() -> None:
+    """As a notebook's cell does that is run again."""
+    model = Halves()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = hdet.Probe(model, [torch.randn(4, 20) for _ in range(8)], model=model)
+    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=40)
+    while not auto.finished:
+        model(torch.randn(4, 20)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        auto.step()
+    with pytest.raises(ValueError, match="come down to zero, make the optimizer anew"):
+        hdet.AutoLR(optimizer, probe=probe, total_steps=40)
+
+
 def test_plateau_is_no_shape() -> None:
     model = Halves()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
