@@ -7,9 +7,10 @@ READY := $(VENV)/.ready
 VENV_INTEGRATIONS := .venv-integrations
 READY_INTEGRATIONS := $(VENV_INTEGRATIONS)/.ready
 
-# Sphinx stands beside the package, whose docstrings it reads.
+# Sphinx stands beside the package, whose docstrings it reads. It begins anew each time (-E): of pages that
+# it keeps from the last time it would not say again what is wrong with them.
 READY_DOCS := $(VENV)/.ready-docs
-SPHINX := $(BIN)/python -m sphinx -W --keep-going -n -q
+SPHINX := $(BIN)/python -m sphinx -W --keep-going -n -q -E
 
 .PHONY: demo test test-integrations docs docs-links chaos lint clean
 
