@@ -33,6 +33,13 @@ def test_state_and_memory_of_a_run_do_not_grow(door: str) -> None:
     assert soak.broken(line) in ("", "steps take longer"), line  # too short to tell a time
 
 
+def test_processes_that_meet_leave_nothing_behind(ranks: LocalProcesses) -> None:
+    line = soak.together(ranks, 8.0, seed=0)
+    assert soak.LOOKS - 4 <= len(line["looks"]) <= soak.LOOKS  # a busy machine may miss some
+    assert line["steps"] >= 200
+    assert soak.broken(line) in ("", "steps take longer"), line
+
+
 def kill(**other: Any) -> dict[str, Any]:
     return {
         "hits": ["SIGKILL:0:3:0", "SIGSTOP:1:9:0"],
@@ -49,7 +56,7 @@ def poison(**other: Any) -> dict[str, Any]:
 
 
 def long_run(**last: Any) -> dict[str, Any]:
-    look = {"rss_mb": 300.0, "state_bytes": 1000, "step_us": 500.0}
+    look = {"rss_mb": 300.0, "state_bytes": 1000, "step_us": 500.0, "threads": 1, "files": 9}
     return {"looks": [*[look] * 15, *[{**look, **last}] * 5]}
 
 
@@ -72,6 +79,8 @@ def long_run(**last: Any) -> dict[str, Any]:
         (soak.broken, long_run(rss_mb=320.0), "memory grows"),
         (soak.broken, long_run(state_bytes=1200), "the state grows"),
         (soak.broken, long_run(step_us=900.0), "steps take longer"),
+        (soak.broken, long_run(threads=2), "threads are left"),
+        (soak.broken, long_run(files=10), "files are left open"),
     ],
 )
 def test_what_is_broken_is_noticed(judge: Any, sound: dict[str, Any], words: str) -> None:

@@ -244,7 +244,8 @@ def test_after_converge_the_state_of_one_rank_is_that_of_all(ranks: LocalProcess
     resumed = ranks.run(resumed_from_rank_zero, True, size=3)
     for (rates, weights), (again, others) in zip(unbroken, resumed, strict=True):
         assert rates == again
-        assert torch.equal(weights, others)
+        # A new DistributedDataParallel may sum three gradients in another order (torch 2.11 does).
+        torch.testing.assert_close(weights, others, rtol=1e-6, atol=1e-7)
 
 
 def undone_fan_out(rank: int) -> list[Any]:

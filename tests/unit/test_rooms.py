@@ -210,6 +210,7 @@ SPANNING = {
     "replicas/stacked/test_models.py",
     "replicas/stacked/test_passes.py",
     "tools/test_evidence.py",
+    "tools/test_log.py",
     "tools/test_reliability.py",
 }
 

@@ -1,1 +1,1 @@
-"""Every claim of the paper and of the README, judged by rules from the JSON files of docs/evidence."""
+"""Every claim of the paper and of our pages, judged by rules from the JSON files of docs/evidence."""

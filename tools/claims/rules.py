@@ -31,6 +31,7 @@ __all__ = [
     "block_of",
     "counted",
     "curve_mean",
+    "goal_of",
     "headed",
     "losses_between",
     "machine_of",
@@ -263,3 +264,9 @@ def curve_mean(share: float) -> Callable[[Any], float | None]:
         return None if None in losses else statistics.fmean(losses)
 
     return mean
+
+
+def goal_of(result: Result, words: str) -> Mapping[str, Any]:
+    """The goal whose name has ``words`` in it."""
+    found: Mapping[str, Any] = next(goal for name, goal in result["goals"].items() if words in name)
+    return found

@@ -126,7 +126,7 @@ class Cycle(Resumable):
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, parts)
         self._announcer.say(logging.INFO, telling.introduced(replicas, policies, total_steps))
         self.note = self._announcer.note
-        self._course = Course(caller)
+        self._course = Course(caller, speaks=replicas.place == 0)
         #: Whether the last step is told; a door that says more of it does so itself.
         self.says_end = True
         self._note_rates()
@@ -234,7 +234,9 @@ class Cycle(Resumable):
             self._advance()
         if self._steps == self._total_steps:
             self._end(record)
-        self._course.at(self._steps, self._total_steps, speaks=self._replicas.place == 0)
+        if record is not None:  # who comes and goes does so at syncs
+            self._course.speaks = self._replicas.place == 0
+        self._course.at(self._steps, self._total_steps)
         self._listener.tell()
         return record
 

@@ -61,6 +61,8 @@ class Listener:
 
     def tell(self) -> None:
         """Hand over what has happened since the last time."""
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
         if self._on_event is None:
             return

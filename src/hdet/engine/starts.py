@@ -44,12 +44,12 @@ class Starts:
 
     def forget(self) -> None:
         """The weights will be others."""
-        self._seen: list[float] = []
+        self._seen: Tensor | None = None
         self._checked = False
 
     def look(self) -> None:
-        """A round begins. No collective."""
-        if self._several and not self._seen:
+        """A round begins. No collective, and no wait for the device."""
+        if self._several and self._seen is None:
             self._seen = sample(self._optimizer)
 
     def check(self) -> bool:
@@ -60,6 +60,7 @@ class Starts:
         if self._checked or not self._several or self._own_gradients:
             return False
         self.look()
+        assert self._seen is not None
         apart = distance(self._replicas, self._seen)
         self._checked = True
         if apart > _STRANGERS:
@@ -85,9 +86,9 @@ class Starts:
         )
 
 
-def distance(replicas: Replicas, sample: list[float]) -> float:
+def distance(replicas: Replicas, sample: Tensor) -> float:
     """Between the first replica and any other, of the larger norm. A collective."""
-    rows, parts = replicas.gather_ranks(sample), replicas.parts
+    rows, parts = replicas.gather_ranks(sample.tolist()), replicas.parts
     every = [[x for row in rows[at : at + parts] for x in row] for at in range(0, len(rows), parts)]
     size = math.sqrt(max(math.fsum(x * x for x in row) for row in every))
     apart = max(math.dist(row, every[0]) for row in every)
@@ -95,11 +96,13 @@ def distance(replicas: Replicas, sample: list[float]) -> float:
 
 
 @torch.no_grad()
-def sample(optimizer: Optimizer) -> list[float]:
-    """A few weights of evenly spaced tensors, the same ones on every replica; zeros where there are fewer."""
+def sample(optimizer: Optimizer) -> Tensor:
+    """A few weights of evenly spaced tensors, the same ones on every replica; zeros where there are fewer.
+    They stay on the device, so that nobody waits for it."""
     every: list[Tensor] = [local(p).detach() for group in trained_parameters(optimizer) for p in group]
     # Scales and biases begin alike whatever the seed: matrices tell.
     weights = [weight for weight in every if weight.dim() > 1] or every
-    chosen = [w.reshape(-1)[:4].float().cpu() for w in weights[:: max(1, len(weights) // 16)] if w.numel()]
-    values: list[float] = torch.cat(chosen).tolist() if chosen else []
-    return (values + [0.0] * _SAMPLED)[:_SAMPLED]
+    chosen = [w.reshape(-1)[:4].float() for w in weights[:: max(1, len(weights) // 16)] if w.numel()]
+    place = chosen[0].device if chosen else None
+    filling = torch.zeros(_SAMPLED, device=place)
+    return torch.cat([*(values.to(place, non_blocking=True) for values in chosen), filling])[:_SAMPLED]

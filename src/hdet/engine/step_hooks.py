@@ -24,7 +24,6 @@ from hdet.engine.announce import Announcer
 from hdet.engine.fan_out import FanOut
 from hdet.engine.optimizers import parts_of
 from hdet.engine.skips import Skips, skip_flag
-from hdet.weights.parameters import parameter_device
 
 __all__ = ["StepHooks", "take_over"]
 
@@ -58,6 +57,8 @@ class StepHooks:
         self._inside = False
         self._calls_without_step = 0
         self._parts = parts_of(optimizer)
+        #: Whether an optimizer has stepped since :meth:`count`; of several, any: its weights have moved.
+        self.stepped = False
         #: Steps of each optimizer since :meth:`count`, and how many of them each has missed, and there were.
         self._taken = [0 for _ in self._parts]
         self._missed = [0 for _ in self._parts]
@@ -76,11 +77,6 @@ class StepHooks:
                 part.register_load_state_dict_pre_hook(lambda *_: self.leave()),
             ]
 
-    @property
-    def stepped(self) -> bool:
-        """Whether the optimizer has stepped since :meth:`count`; of several, any: its weights have moved."""
-        return any(self._taken)
-
     def _enter(self, optimizer: Optimizer, *_: object) -> None:
         if self._inside:  # an optimizer step that raised never reached its post hook
             self.leave()
@@ -93,6 +89,7 @@ class StepHooks:
     def _over(self, part: int, optimizer: Optimizer, *_: object) -> None:
         self.leave()
         self._taken[part] += 1
+        self.stepped = True
         flag = skip_flag(optimizer)
         if flag is None:
             self._surely = True
@@ -116,9 +113,10 @@ class StepHooks:
 
     def forget(self) -> None:
         """What was stepped so far is of no account."""
-        self._calls_without_step = 0 if self.stepped else self._calls_without_step
-        self._taken = [0 for _ in self._parts]
-        self._flags, self._surely = [], False
+        if self.stepped:
+            self._calls_without_step = 0
+            self._taken = [0] * len(self._parts)
+            self._flags, self._surely, self.stepped = [], False, False
 
     def check(self, caller: str, announcer: Announcer, *, strict: bool) -> None:
         """A call of ``step()`` for every optimizer step, and every optimizer in every step.
@@ -137,7 +135,7 @@ class StepHooks:
                 self.forget()
                 raise RuntimeError(message)
             announcer.say_once(logging.WARNING, message.removeprefix(f"{caller}."), "calls too rarely")
-        if most > 0:
+        if most > 0 and len(self._parts) > 1:
             self._look_for_misses(caller, announcer)
 
     def _look_for_misses(self, caller: str, announcer: Announcer) -> None:
@@ -188,7 +186,11 @@ class StepHooks:
 
 
 def _opaque(hook: Callable[..., None]) -> Callable[..., None]:
-    """Not for Dynamo to look into: what is written there differs from step to step and from sync to sync."""
+    """Not for Dynamo to look into: what is written there differs from step to step and from sync to sync.
+
+    ``disable`` takes some microseconds. To ask ``is_compiling()`` first and do without it costs a compiled
+    step more graphs.
+    """
 
     def called(*args: Any) -> None:
         hook(*args)
@@ -199,7 +201,9 @@ def _opaque(hook: Callable[..., None]) -> Callable[..., None]:
 def _refuse_recording(optimizer: Optimizer) -> None:
     """A step that is replayed calls no hooks: it would not be counted, and would do again at each replay what
     was to be done once."""
-    if parameter_device(optimizer).type == "cuda" and torch.cuda.is_current_stream_capturing():
+    # Asked of a device that nobody uses yet, the second would wake it.
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if in_use and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{type(optimizer).__name__}.step: a step that is counted must not be recorded in a CUDA graph, "
             "whose replays call no step hooks; record forward and backward pass, and step outside of it"

@@ -18,20 +18,21 @@ class Course:
 
     Args:
         caller: begins what is said.
+        speaks: whether this rank speaks for all. When the process ends there may be no group left to ask.
     """
 
     #: Who stepped last in this process. What is kept is this alone, not the run.
     last: Course | None = None
 
-    def __init__(self, caller: str) -> None:
+    def __init__(self, caller: str, *, speaks: bool = True) -> None:
         self._caller = caller
         self._steps = 0
         self._total: int | None = None
-        self._speaks = True
+        self.speaks = speaks
 
-    def at(self, steps: int, total: int | None, *, speaks: bool) -> None:
-        """A step was counted, on the rank that ``speaks`` for all, or another."""
-        self._steps, self._total, self._speaks = steps, total, speaks
+    def at(self, steps: int, total: int | None) -> None:
+        """A step was counted."""
+        self._steps, self._total = steps, total
         if Course.last is not self:
             if Course.last is None:
                 atexit.register(_say_unfinished)
@@ -43,7 +44,7 @@ class Course:
 
     def said(self) -> str:
         """What there is to say if nothing more happens."""
-        if self._total is None or not self._speaks or self._steps >= self._total:
+        if self._total is None or not self.speaks or self._steps >= self._total:
             return ""
         return f"{self._caller}: {unfinished(self._steps, self._total)}"
 

@@ -141,15 +141,22 @@ def _alive(group: Any) -> bool:
 
 
 def _made(ranks: list[int] | None, backend: str, patience: timedelta) -> Any:
+    began = time.monotonic()
     try:
         # Of a few, only the members take part in making it: no rank waits for one that has no part in it.
         return dist.new_group(
             ranks, backend=backend, timeout=patience, use_local_synchronization=ranks is not None
         )
     except RuntimeError as error:
+        whom, waited = f"ranks {ranks}" if ranks else "all ranks", time.monotonic() - began
+        if waited < 0.9 * patience.total_seconds():  # nobody was late: they do not reach one another
+            raise RuntimeError(
+                f"hdet: {whom} could not meet in a process group of their own ({error}); one of them has "
+                "died, or the network between them failed: look at the first error of the others"
+            ) from error
         raise RuntimeError(
-            f"hdet waited {patience.total_seconds():g} s in vain for {ranks or 'all'} ranks: every rank must "
-            f"construct the same things in the same order; or give {VARIABLE} more seconds ({error})"
+            f"hdet waited {waited:.0f} s in vain for {whom}: every rank must construct the same things in "
+            f"the same order; or give {VARIABLE} more seconds ({error})"
         ) from error
 
 

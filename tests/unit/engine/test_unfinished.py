@@ -56,13 +56,17 @@ def test_what_is_said_of_a_course() -> None:
     assert course.said() == ""
     before = Course.last
     try:
-        course.at(3, 8, speaks=False)
+        course.speaks = False
+        course.at(3, 8)
         assert course.said() == "", "another rank speaks"
-        course.at(3, 8, speaks=True)
+        course.speaks = True
+        course.at(3, 8)
         assert course.said().startswith("Here: 3 of 8 steps")
-        course.at(8, 8, speaks=True)
+        course.speaks = True
+        course.at(8, 8)
         assert course.said() == ""
-        course.at(4, 8, speaks=True)
+        course.speaks = True
+        course.at(4, 8)
         course.close()
         assert course.said() == ""
     finally:

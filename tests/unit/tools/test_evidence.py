@@ -24,21 +24,29 @@ from hdet.bench.reproduce.plan import CONFIGURATIONS, PLAIN, SWEPT, Plan, Run
 from hdet.bench.speed import autolr
 from hdet.bench.speed.stacked import _ratios
 from tests import ROOT
-from tools.quote import DOCUMENTS, fill
+from tools.claims.questions import anchor
+from tools.quote import fill, pages
+from tools.quote.index import measurements
 
 EVIDENCE = ROOT / "docs" / "evidence"
+PAGES = pages(ROOT)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_documents_quote_the_evidence(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    assert "<!-- quote: " in text
-    assert fill(text, EVIDENCE) == text, "run: python -m tools.quote"
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_quote_the_evidence(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert fill(text, EVIDENCE, page) == text, "run: python -m tools.quote"
+
+
+def test_the_pages_are_the_readme_and_all_of_docs() -> None:
+    assert {"README.md", "docs/evidence.md", "docs/log.md"} <= set(PAGES)
+    for page in ("README.md", "docs/evidence.md"):
+        assert "<!-- quote: " in (ROOT / page).read_text(encoding="utf-8"), page
 
 
 def test_every_file_is_quoted_and_says_how_it_was_made() -> None:
-    texts = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
-    files = sorted(EVIDENCE.glob("*.json"))
+    texts = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    files = measurements(EVIDENCE)
     assert files
     for file in files:
         result = json.loads(file.read_text(encoding="utf-8"))
@@ -52,10 +60,10 @@ def test_every_file_is_quoted_and_says_how_it_was_made() -> None:
 def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
     result = json.loads((EVIDENCE / "converge.json").read_text(encoding="utf-8"))
     result["rows"][0]["ratio_to_limit"]["hdet"] += 0.5
-    for file in EVIDENCE.glob("*.json"):
+    for file in measurements(EVIDENCE):
         (tmp_path / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "converge.json").write_text(json.dumps(result), encoding="utf-8")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert fill(text, tmp_path) != text
 
 
@@ -255,9 +263,27 @@ def test_the_regret_of_more_replicas_follows_from_the_runs() -> None:
             assert found["mean"] == pytest.approx(regret, rel=1e-3, abs=1e-3)
 
 
-def test_every_file_that_a_document_links_to_is_there() -> None:
-    for document in DOCUMENTS:
-        path = ROOT / document
-        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-        assert links
-        assert [link for link in links if not (path.parent / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_links_to_is_there(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def sections(page: str) -> list[str]:
+    text = re.sub(
+        r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    return [anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("page", ["docs/evidence.md", "docs/log.md"])
+def test_every_section_that_these_pages_link_to_is_there(page: str) -> None:
+    path = ROOT / page
+    assert len(set(sections(page))) == len(sections(page)), "a link would lead to the first of two"
+    missing = []
+    for target, name in re.findall(r"\]\(([\w./-]*)#([^)]*)\)", path.read_text(encoding="utf-8")):
+        there = page if not target else str((path.parent / target).relative_to(ROOT))
+        if name not in sections(there):
+            missing.append(f"{target}#{name}")
+    assert missing == []

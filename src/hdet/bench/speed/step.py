@@ -207,6 +207,7 @@ def _waits(rank: int, device: str) -> list[dict[str, Any]]:
 
 
 def _squares(lr: str, device: str, rank: int, sync_every: int | None) -> _Loop:
+    torch.manual_seed(0)  # replicas begin as one model
     model = nn.Linear(64, 64, device=device)
     value = torch.tensor(1e-3, device=device) if lr == "tensor" else 1e-3
     optimizer = AdamW(model.parameters(), lr=value, capturable=lr == "tensor")

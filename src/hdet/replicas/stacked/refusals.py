@@ -187,6 +187,7 @@ def _refuse(call: str, changes: Sequence[str]) -> None:
         )
 
 
+_NO_RULE = "it has an autograd.Function without a rule for torch.vmap, as activation checkpointing is"
 #: What torch.vmap says of what it cannot do, and what that means.
 _REASONS = {
     "Batching rule not implemented": "it uses an operation that torch.vmap has no rule for",
@@ -201,9 +202,8 @@ _REASONS = {
     "torch.utils.checkpoint": "it recomputes in the backward pass (activation checkpointing)",
     "requires_grad_()": "it asks for a gradient within the pass (a gradient penalty; torch.func.grad can)",
     "dynamic": "it makes a tensor whose shape depends on values",
-    "autograd.Function": (
-        "it has an autograd.Function without a rule for torch.vmap, as activation checkpointing is"
-    ),
+    "does not have vmap support": _NO_RULE,
+    "autograd.Function": _NO_RULE,
     "Sparse": "it has sparse gradients",
 }
 

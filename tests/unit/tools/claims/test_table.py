@@ -12,15 +12,16 @@ import pytest
 
 from tests import ROOT
 from tools.claims.rules import Verdict
-from tools.claims.table import CLAIMS, table
+from tools.claims.table import CLAIMS, counts, table
 from tools.quote import fill
+from tools.quote.index import measurements
 
 EVIDENCE = ROOT / "docs" / "evidence"
 
 
 def test_every_file_is_judged_by_a_claim_and_every_claims_file_is_there() -> None:
     assert {name for claim in CLAIMS for name in claim.files} == {
-        file.stem for file in EVIDENCE.glob("*.json")
+        file.stem for file in measurements(EVIDENCE)
     }
 
 
@@ -62,7 +63,7 @@ def test_the_table_has_every_claim_once_and_only_the_four_verdicts() -> None:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    for file in EVIDENCE.glob("*.json"):
+    for file in measurements(EVIDENCE):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
 
@@ -108,3 +109,26 @@ def test_a_document_has_the_table_at_its_place(copied: Path) -> None:
 def test_the_evidence_has_the_table_before_all_else() -> None:
     text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert 0 < text.index("<!-- claims -->") < text.index("<!-- quote: ")
+
+
+def test_the_counts_are_those_of_the_table() -> None:
+    verdicts = [line.rpartition(" | ")[2].strip(" |*") for line in table(EVIDENCE).splitlines()[2:]]
+    head, _, *rows, last = counts(EVIDENCE).splitlines()
+    names = head.strip("| ").split(" | ")[1:]
+    cells = [row.strip("| ").split(" | ")[1:] for row in (*rows, last)]
+    for place, name in enumerate(names):
+        column = [0 if cell[place] == "–" else int(cell[place].strip("*")) for cell in cells]
+        assert sum(column[:-1]) == column[-1] == verdicts.count(name)
+
+
+def test_what_the_paper_claims_is_counted_apart_from_what_we_say_of_it() -> None:
+    rows = [row for row in counts(EVIDENCE).splitlines() if "(#does-the-paper-hold)" in row]
+    assert len(rows) == 2
+    assert "its own claims" in rows[0]
+
+
+def test_a_document_has_the_counts_at_their_place(copied: Path) -> None:
+    text = "<!-- claims counts -->\n<!-- end -->\n"
+    assert fill(text, copied) == f"<!-- claims counts -->\n{counts(copied)}\n<!-- end -->\n"
+    with pytest.raises(ValueError, match=r"there is no table of claims 'by heart'"):
+        fill("<!-- claims by heart -->\n<!-- end -->\n", copied)

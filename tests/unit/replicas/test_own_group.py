@@ -1,0 +1,33 @@
+"""What is said when a group of our own cannot be made."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from hdet.replicas import own_group
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, r"all ranks could not meet .*\(Connection closed by peer\).*first error of the others"),
+        (10.0, r"waited 10 s in vain for all ranks: .*HDET_PATIENCE.*\(Connection closed by peer\)"),
+    ],
+)
+def test_who_was_not_waited_for_is_not_said_to_be_late(
+    seconds: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def refuse(*args: Any, **options: Any) -> None:
+        clock[0] += seconds
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(dist, "new_group", refuse)
+    monkeypatch.setattr(own_group.time, "monotonic", lambda: clock[0])
+    with pytest.raises(RuntimeError, match=words):
+        own_group._made(None, "gloo", timedelta(seconds=10))
