@@ -3,6 +3,7 @@
 A section begins at ``## …``; its fences that are marked alike are one script, which begins with the names of
 ``reader.py``. Words after ``python`` say where it runs: ``needs=transformers`` where that package is,
 ``ranks=2`` on so many processes, ``warns`` where the package is to object; ``sketch`` is compiled alone.
+What needs a framework also has the names of ``frameworks.py``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from tests import ROOT
+from tests.docs.frameworks import READERS
 
 READER = Path(__file__).with_name("reader.py")
 #: What a page may take for granted of it.
@@ -42,7 +44,6 @@ NAMES = {
 }
 #: What has no Python to run: notes by date, and what was promised before a measurement.
 LEFT_OUT = ("docs/log.md", "docs/protocols/", "docs/_build/")
-LEFT_OUT += ("README.md",)  # until it is written anew
 PACKAGES = {
     "transformers",
     "accelerate",
@@ -99,10 +100,12 @@ class Script:
     def run(self) -> dict[str, Any]:
         """What the names mean at the end. Raises what a fence raises, and AssertionError where it warns."""
         names: dict[str, Any] = {"__name__": "__main__"}
-        with _of_its_own():
+        with _of_its_own("ignore" if self.needs else "error"):  # frameworks warn of themselves
             exec(compile(READER.read_text(encoding="utf-8"), READER, "exec"), names)
             for name in set(names) - {"__name__", "__builtins__"} - NAMES:
                 del names[name]
+            for package in set(self.needs) & set(READERS):
+                names |= READERS[package](names)
             try:
                 for fence in self.fences:
                     with _objections() as said:
@@ -193,8 +196,8 @@ def _marks(place: str, words: list[str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _of_its_own() -> Iterator[None]:
-    """A folder, a random state and a silence of its own; warnings are errors."""
+def _of_its_own(warning: Literal["error", "ignore"]) -> Iterator[None]:
+    """A folder, a random state and a silence of its own."""
     here, before = Path.cwd(), dict(os.environ)
     random.seed(0)
     with (
@@ -203,7 +206,7 @@ def _of_its_own() -> Iterator[None]:
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        warnings.simplefilter("error")
+        warnings.simplefilter(warning)
         os.chdir(folder)
         try:
             yield

@@ -8,6 +8,7 @@ import pytest
 
 from hdet.replicas.launch import LocalProcesses
 from tests.docs.fences import Script, pages, run_on, scripts
+from tests.integrations import llama
 
 NUMBERED = [
     pytest.param(page, number, one, id=str(one))
@@ -22,6 +23,11 @@ def test_page(page: Path, number: int, script: Script, ranks: LocalProcesses) ->
     for package in script.needs:
         pytest.importorskip(package, reason=f"make test-integrations installs {package}")
     if script.ranks == 1:
-        script.run()
+        run_launched(0, 1, page, number)
     else:
-        ranks.run(run_on, page, number, size=script.ranks)
+        ranks.run(run_launched, script.ranks, page, number, size=script.ranks)
+
+
+def run_launched(rank: int, size: int, page: Path, number: int) -> None:
+    with llama.launched(rank, size):
+        run_on(rank, page, number)
