@@ -56,7 +56,7 @@ PACKAGES = {
     "trackio",
 }
 #: What a fence may be besides Python, and besides a directive of the site's.
-OTHERS = {"", "console", "diff", "json", "text", "toml", "yaml"}
+OTHERS = {"console", "diff", "json", "text", "toml", "yaml"}
 
 _FENCE = re.compile(r"(?P<indent>[ \t>]*)(?P<ticks>`{3,}|~{3,})(?P<info>[^`]*)")
 
@@ -167,8 +167,10 @@ def _understood(page: Path, line: int, section: str, first: re.Match[str], code:
     place = f"{page.name}, line {line}"
     if kind != "python":
         if kind in OTHERS or (kind.startswith("{") and "code" not in kind):
+            if kind == "console" and not re.search(r"^\$ ", code, re.MULTILINE):
+                raise ValueError(f"{place}: a command must follow a prompt, '$ ', and there is none")
             return []
-        raise ValueError(f"{place}: a fence must be python, {', '.join(sorted(OTHERS - {''}))}, got {kind!r}")
+        raise ValueError(f"{place}: a fence must be python, {', '.join(sorted(OTHERS))}, got {kind!r}")
     if ">" in first["indent"]:
         raise ValueError(f"{place}: Python in a quotation is not run; put it outside")
     return [Fence(page, line, section, code, **_marks(place, words))]

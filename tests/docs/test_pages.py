@@ -76,7 +76,7 @@ def test_a_rank_that_fails_is_noticed(tmp_path: Path, ranks: LocalProcesses) -> 
 
 
 @pytest.mark.parametrize(
-    "info", ["python skip", "python needs=nothing", "python ranks=two", "py", "{code} python"]
+    "info", ["python skip", "python needs=nothing", "python ranks=two", "py", "", "{code} python"]
 )
 def test_words_that_nobody_knows_are_refused(info: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"page.md, line 1: .*, got "):
@@ -86,6 +86,8 @@ def test_words_that_nobody_knows_are_refused(info: str, tmp_path: Path) -> None:
 def test_what_would_not_be_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be closed"):
         fences(page_of(tmp_path, "```python", "a = 1"))
+    with pytest.raises(ValueError, match="prompt"):
+        fences(page_of(tmp_path, fence("hdet demo", "console")))
     with pytest.raises(ValueError, match="quotation"):
         fences(page_of(tmp_path, "> ```python", "> a = 1", "> ```"))
 
