@@ -7,7 +7,12 @@ READY := $(VENV)/.ready
 VENV_INTEGRATIONS := .venv-integrations
 READY_INTEGRATIONS := $(VENV_INTEGRATIONS)/.ready
 
-.PHONY: demo test test-integrations chaos lint clean
+# Sphinx stands beside the package, whose docstrings it reads. It begins anew each time (-E): of pages that
+# it keeps from the last time it would not say again what is wrong with them.
+READY_DOCS := $(VENV)/.ready-docs
+SPHINX := $(BIN)/python -m sphinx -W --keep-going -n -q -E
+
+.PHONY: demo test test-integrations docs docs-links chaos lint clean
 
 demo: $(READY)
 	$(BIN)/hdet demo
@@ -17,6 +22,14 @@ test: $(READY) lint
 
 test-integrations: $(READY_INTEGRATIONS)
 	OMP_NUM_THREADS=1 $(VENV_INTEGRATIONS)/bin/python -m pytest -rs tests/integrations
+
+# The site, in docs/_build/html: it needs no network. A link or an anchor that leads nowhere is an error.
+docs: $(READY_DOCS)
+	$(SPHINX) -b html docs docs/_build/html
+
+# The addresses of others, which need one: not for CI.
+docs-links: $(READY_DOCS)
+	$(SPHINX) -b linkcheck docs docs/_build/links
 
 # Faults at random places, and a long run: an hour or more. A short form is among the tests.
 chaos: $(READY)
@@ -32,10 +45,14 @@ $(READY): pyproject.toml constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet --editable '.[cli,dev]' --constraint constraints-cpu.txt
 	touch $@
 
+$(READY_DOCS): $(READY) constraints-docs.txt
+	$(BIN)/python -m pip install --quiet --editable '.[docs]' --constraint constraints-docs.txt
+	touch $@
+
 $(READY_INTEGRATIONS): pyproject.toml constraints-integrations.txt
 	$(PYTHON) -m venv $(VENV_INTEGRATIONS)
 	$(VENV_INTEGRATIONS)/bin/python -m pip install --quiet --editable '.[dev,integrations]' --constraint constraints-integrations.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV_INTEGRATIONS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_INTEGRATIONS) .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build

@@ -45,7 +45,7 @@ class AutoLR(Search):
         optimizer: any torch optimizer, or a list of them that step together (Muon and AdamW, say). Of their
             learning rates only the ratios between the groups of one count.
         probe: measures the loss on batches that are not trained on.
-        total_steps: S. None trains open-ended until :meth:`cooldown` is called.
+        total_steps: S, or None to train open-ended until :meth:`cooldown` is called.
         schedule: ``"wsd"`` (constant, then linearly to zero in the last quarter), ``"cosine"``,
             ``"onecycle"``, or a torch scheduler on this (one) optimizer, of which the curve is kept.
         controller: the rule; its defaults are meant for everything.

@@ -41,7 +41,7 @@ class Ensemble(Cycle):
         schedule: *the run.* The base schedule; :meth:`step` drives it. None leaves ``group["lr"]`` to the
             user, who may then run any scheduler, as long as no controller moves the learning rate.
         sync_every: T, in optimizer steps.
-        total_steps: S. The replicas are converged at the last step even where T does not divide it.
+        total_steps: S, at which the replicas are converged even where T does not divide it.
 
         controller: *what moves.* The rule that moves the base values at each sync. None only fans out and
             converges, but with a probe it is a :class:`RegressionController`.

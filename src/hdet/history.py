@@ -54,9 +54,18 @@ History = str | PathLike[str] | Listener | Sequence[str | PathLike[str] | Listen
 class HyperparameterRecord:
     """One explored hyperparameter at one sync, in its own units.
 
-    ``base_after == base_before·(1−γ) + λ·velocity`` (Eq. 7; γ = 0 while the schedule decays by itself):
-    both are values at the step just taken, so their difference is the controller's doing alone. Only a
-    learning rate has ``multipliers``; ``slope`` and ``error`` are a regression's.
+    Args:
+        name: ``"lr/0"`` is the learning rate of the first parameter group.
+        multipliers: ρ of each replica; only a learning rate has them.
+        values: what each replica trained with.
+        base_before, base_after: both at the step just taken, so that their difference is the controller's
+            doing alone. By the paper's rule ``base_after == base_before·(1−γ) + λ·velocity`` (Eq. 7; γ = 0
+            while the schedule decays by itself).
+        delta: Δ of that rule (Eq. 5); a regression's move along the coordinate; else what the base moved by.
+        velocity: v of that rule (Eq. 6), 0 by any other.
+        spread: half the width over which the replicas lay, along the hyperparameter's coordinate.
+        slope: of the loss along that coordinate, pooled over rounds: a regression's.
+        error: the standard error of ``slope``.
     """
 
     name: str
@@ -66,9 +75,7 @@ class HyperparameterRecord:
     base_after: float
     delta: float
     velocity: float
-    #: Half the width over which the replicas lay, along the hyperparameter's coordinate.
     spread: float = math.nan
-    #: The slope of the loss along that coordinate, pooled over rounds, and its standard error.
     slope: float = math.nan
     error: float = math.nan
 
@@ -77,9 +84,19 @@ class HyperparameterRecord:
 class HorizonRecord:
     """What one window showed, and what the horizon controller made of it.
 
-    Losses are means over all probe batches of all ranks: at the mean of the window before, at this window's
-    mean, at its last iterate. ``lag`` is gap over progress, both pooled with the windows before; ``action``
-    is scale, up, down, hold or back. NaN where nothing was measured.
+    NaN where nothing was measured.
+
+    Args:
+        name: whose learning rate: all groups', or one's.
+        action: ``"scale"`` (the first windows, which bring the weights to speed), ``"up"``, ``"down"``,
+            ``"hold"`` or ``"back"``.
+        speed: v, how far the weights would move in the whole run at this pace, by their own norm.
+        lag: gap over progress, both pooled with the windows before.
+        tolerated: the lag that such a speed may have.
+        gap, progress: as pooled.
+        loss_previous, loss_mean, loss_end: means over all probe batches of all ranks, at the mean of the
+            window before, at this window's mean, at its last iterate.
+        why: what held a move back, or led back, in words.
     """
 
     name: str
@@ -97,11 +114,23 @@ class HorizonRecord:
 
 @dataclass(frozen=True, slots=True)
 class SyncRecord:
-    """One sync as every rank saw it; ``milliseconds`` alone is the writing rank's own.
+    """One sync as every rank saw it; what is said of replicas has one number for each.
 
-    ``distance_measured[r]`` is the distance of replica r from the mean, over a fixed sample of the weights;
-    ``distance_predicted[r]`` is |ρ_r − 1|·‖D‖ over the same sample, D being the mean's displacement since
-    the last sync. On a shared gradient the two agree; a measured 0 means that the fan-out does not happen.
+    Args:
+        step: optimizer steps counted so far.
+        round: syncs before this one.
+        losses: mean training losses since the sync before; NaN where ``step`` was given none.
+        weights: of the paper's vote (Eq. 4); empty where nobody votes.
+        hyperparameters: what was explored, and where it went.
+        distance_measured: from the mean, over a fixed sample of the weights.
+        distance_predicted: ``|ρ_r − 1|·‖D‖`` over the same sample, D being the mean's displacement since the
+            last sync. On a shared gradient the two agree; a measured 0 means that the fan-out does not
+            happen.
+        milliseconds: that the sync took, of the writing rank alone.
+        events: what happened, in words.
+        horizon: what a window showed, for each factor of the learning rate.
+        held_out: where a probe compares replicas, their losses on its batches.
+        held_out_mean: that of the averaged model.
     """
 
     step: int
@@ -114,7 +143,6 @@ class SyncRecord:
     milliseconds: float
     events: tuple[str, ...] = ()
     horizon: tuple[HorizonRecord, ...] = ()
-    #: With a probe: each replica's held-out loss, and that of the averaged model.
     held_out: tuple[float, ...] = ()
     held_out_mean: float = math.nan
 

@@ -201,7 +201,7 @@ class Search(Face, LRScheduler):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended: at ``total_steps``, after a cooldown, or because nothing improved."""
+        """Whether the run has ended, at ``total_steps``, after a cooldown, or because nothing improved."""
         return self.steps == (self._budget if self._shape is None else self._shape.total_steps)
 
     @property

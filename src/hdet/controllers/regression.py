@@ -143,8 +143,8 @@ class RegressionController:
 
     Args:
         memory: φ in [0, 1), the weight of a round against the one after it.
-        significance: the |t| from which on a slope counts.
-        full_step: the |t| from which on a move is as long as the spread.
+        significance: the ``|t|`` from which on a slope counts.
+        full_step: the ``|t|`` from which on a move is as long as the spread.
         reach: the spread stays within its start divided, and multiplied, by so much; 1 keeps it fixed.
 
     >>> controller = RegressionController()

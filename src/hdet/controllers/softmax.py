@@ -30,7 +30,7 @@ class SoftmaxController(Controller):
         temperature: σ > 0, in units of the loss, or ``"auto"`` for the standard deviation of the losses.
         momentum: β in [0, 1).
         step_size: λ > 0.
-        decay: γ per sync (see :func:`geometric_decay`), or None to leave decay to the schedule.
+        decay: γ per sync (``geometric_decay``), or None to leave decay to the schedule.
 
     >>> controller = SoftmaxController(temperature=0.1, momentum=0.0, step_size=1.0)
     >>> decision = controller.update(ControlState(1.0), losses=[2.0, 1.0], multipliers=[0.9, 1.1])

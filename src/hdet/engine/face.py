@@ -34,7 +34,7 @@ class Face:
 
     @property
     def spread(self) -> float:
-        """α: how far from the base the replicas' learning rates are."""
+        """α, how far from the base the replicas' learning rates are."""
         return self._engine.spread
 
     @property

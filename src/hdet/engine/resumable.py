@@ -36,9 +36,9 @@ class Resumable(Rounds):
     def state_dict(self, *, compact: bool = False) -> dict[str, Any]:
         """Numbers, strings, and tensors of a horizon or an outer optimizer. Save it beside the weights, at a
         sync or after :meth:`converge`: within a round replicas differ, and one rank's are not the run; that
-        is said once. After either one rank's state will do for all, but with a horizon that diverges. It has
-        an envelope: :mod:`hdet.engine.envelope`. ``compact`` leaves out what the window in progress has
-        collected: it begins anew where the state is taken up, which is then no longer bit for bit."""
+        is said once. After either one rank's state will do for all, but with a horizon that diverges.
+        ``compact`` leaves out what the window in progress has collected: it begins anew where the state is
+        taken up, which is then no longer bit for bit."""
         return envelope.sealed(self._caller, self.configuration(), self.inner_state(compact=compact))
 
     def inner_state(self, *, compact: bool = False) -> dict[str, Any]:

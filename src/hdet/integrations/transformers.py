@@ -98,7 +98,7 @@ class HDETTrainerMixin(_Base):
 
     @property
     def door(self) -> Any:
-        """The AutoLR, or whatever was asked for; None before :meth:`train`."""
+        """The AutoLR, or whatever was asked for; None before ``train()``."""
         return self.lr_scheduler.door if isinstance(self.lr_scheduler, Carried) else None
 
     # ------------------------------------------------------------------ what is built

@@ -186,7 +186,7 @@ class Probe:
 
     @property
     def choosing(self) -> int:
-        """How many batches weights are chosen by: half of a list, at most :attr:`per_sync`."""
+        """How many batches choose between weights, half of a list and at most :attr:`per_sync`."""
         held = 2 * self._per_sync if self.holds is None else max(self.holds, 1)
         return (min(2 * self._per_sync, held) + 1) // 2
 
