@@ -24,7 +24,6 @@ from hdet.bench.reproduce.plan import CONFIGURATIONS, PLAIN, SWEPT, Plan, Run
 from hdet.bench.speed import autolr
 from hdet.bench.speed.stacked import _ratios
 from tests import ROOT
-from tools.claims.questions import anchor
 from tools.quote import fill, pages
 from tools.quote.index import measurements
 
@@ -261,29 +260,3 @@ def test_the_regret_of_more_replicas_follows_from_the_runs() -> None:
             assert len(seen) == found["seeds"] == result["settings"]["seeds"]
             regret = 100 * (statistics.fmean(seen) - loss) / gained
             assert found["mean"] == pytest.approx(regret, rel=1e-3, abs=1e-3)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_file_that_a_page_links_to_is_there(page: str) -> None:
-    path = ROOT / page
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []
-
-
-def sections(page: str) -> list[str]:
-    text = re.sub(
-        r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
-    )
-    return [anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
-
-
-@pytest.mark.parametrize("page", ["docs/evidence.md", "docs/log.md"])
-def test_every_section_that_these_pages_link_to_is_there(page: str) -> None:
-    path = ROOT / page
-    assert len(set(sections(page))) == len(sections(page)), "a link would lead to the first of two"
-    missing = []
-    for target, name in re.findall(r"\]\(([\w./-]*)#([^)]*)\)", path.read_text(encoding="utf-8")):
-        there = page if not target else str((path.parent / target).relative_to(ROOT))
-        if name not in sections(there):
-            missing.append(f"{target}#{name}")
-    assert missing == []
