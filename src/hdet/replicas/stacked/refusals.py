@@ -204,6 +204,9 @@ _REASONS = {
     "autograd.Function": (
         "it has an autograd.Function without a rule for torch.vmap, as activation checkpointing is"
     ),
+    "You tried to vmap over _NoopSaveInputs": (  # torch 2.6, where later ones fail in the backward pass
+        "it recomputes in the backward pass (activation checkpointing)"
+    ),
     "Sparse": "it has sparse gradients",
 }
 
