@@ -244,7 +244,9 @@ def test_after_converge_the_state_of_one_rank_is_that_of_all(ranks: LocalProcess
     resumed = ranks.run(resumed_from_rank_zero, True, size=3)
     for (rates, weights), (again, others) in zip(unbroken, resumed, strict=True):
         assert rates == again
-        assert torch.equal(weights, others)
+        # In double precision. DistributedDataParallel puts gradients into other buckets after its first step,
+        # and of three ranks' summands gloo may then add others first.
+        torch.testing.assert_close(weights, others, rtol=1e-12, atol=1e-13)
 
 
 def undone_fan_out(rank: int) -> list[Any]:
