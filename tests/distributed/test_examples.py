@@ -43,7 +43,8 @@ def test_an_example_is_short_and_says_what_it_shows_and_how_to_run_it(name: str)
 
 def test_every_example_is_run_by_a_test_and_listed() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*/test_*.py"))
-    ran = {name for name in ALL if f'run("{name}"' in tests or f'"examples" / "{name}"' in tests}
+    calls = ('run("{}"', 'run_example("{}"', '"examples" / "{}"')
+    ran = {name for name in ALL if any(call.format(name) in tests for call in calls)}
     by_launch_files = {"many_machines.py"}  # test_launch_files.py runs torchrun.sh, which names it
     assert "examples/many_machines.py" in (EXAMPLES / "launch" / "torchrun.sh").read_text(encoding="utf-8")
     assert ran | by_launch_files == set(ALL)
