@@ -211,6 +211,7 @@ SPANNING = {
     "replicas/stacked/test_passes.py",
     "tools/test_evidence.py",
     "tools/test_reliability.py",
+    "tools/test_security.py",
 }
 
 
