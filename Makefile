@@ -12,13 +12,20 @@ READY_INTEGRATIONS := $(VENV_INTEGRATIONS)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 SPHINX := $(BIN)/python -m sphinx -W --keep-going -n -q -E
 
-.PHONY: demo test test-integrations docs docs-links chaos lint clean
+# The tests that fail first when something is wrong, in two or three minutes: no processes, no benchmarks.
+QUICK := $(addprefix tests/unit/,hyperparameters probes replicas report schedules test_rooms.py \
+	test_arguments.py test_history.py test_one_cycle.py test_guard.py)
+
+.PHONY: demo quick test test-integrations docs docs-links chaos dist floors lint clean
 
 demo: $(READY)
 	$(BIN)/hdet demo
 
 test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+quick: $(READY) lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(QUICK)
 
 test-integrations: $(READY_INTEGRATIONS)
 	OMP_NUM_THREADS=1 $(VENV_INTEGRATIONS)/bin/python -m pytest -rs tests/integrations
@@ -34,6 +41,14 @@ docs-links: $(READY_DOCS)
 # Faults at random places, and a long run: an hour or more. A short form is among the tests.
 chaos: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --output docs/evidence/chaos.json
+
+# The wheel and the sdist, installed and tried where the checkout is not in sight.
+dist: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.dist
+
+# Each pair of Python and torch that is promised and can be had here, in an environment of its own: half an hour.
+floors: $(READY)
+	$(BIN)/python -m tools.floors
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

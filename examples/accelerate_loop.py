@@ -1,4 +1,5 @@
-"""Accelerate's loop without a learning rate: python examples/accelerate_loop.py, or with torchrun.
+"""Accelerate's loop without a learning rate.
+Run: python examples/accelerate_loop.py (or torchrun --nproc-per-node 2)
 
 It stops half-way and goes on from what ``save_state`` wrote.
 """

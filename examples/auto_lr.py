@@ -1,4 +1,6 @@
-"""AutoLR around an ordinary loop, with no learning rate: python examples/auto_lr.py"""
+"""AutoLR around an ordinary loop, with no learning rate.
+Run: python examples/auto_lr.py
+"""
 
 import torch
 from torch.nn import functional as F

@@ -1,4 +1,5 @@
-"""One run tunes everything, on eight replicas in one process: python examples/auto_tune.py
+"""One run tunes everything, on eight replicas in one process.
+Run: python examples/auto_tune.py
 
 Few samples, and a fifth of the labels wrong: without regularisation the model learns the mistakes by heart.
 No learning rate, no dropout, no decay and no number of steps is given.

@@ -1,6 +1,5 @@
-"""A moving average of the weights beside AutoLR, on made-up data. Run it by
-
-    python examples/ema.py
+"""A moving average of the weights beside AutoLR, which goes back with them.
+Run: python examples/ema.py
 
 Where a window was a mistake AutoLR takes the weights back to where it began; here one batch is not a number,
 and the weights are lost. An average of them would keep what was taken back, NaN for good. It is told, by

@@ -1,4 +1,5 @@
-"""Hybrid sharding (HSDP): torchrun --nproc-per-node 4 examples/hsdp.py
+"""Hybrid sharding (HSDP): replicas that lie on several ranks each, by FSDP2 on a mesh of two dimensions.
+Run: torchrun --nproc-per-node 4 examples/hsdp.py
 
 The loop of torchtitan in small: a mesh of two dimensions, FSDP2 block by block, and hdet on the dimension
 along which the model is replicated. Ranks of one shard group are one replica and hold its parts.

@@ -1,4 +1,6 @@
-"""Lightning without a learning rate: python examples/lightning_fit.py, or with two ranks: ... 2"""
+"""Lightning without a learning rate.
+Run: python examples/lightning_fit.py (or with two ranks: python examples/lightning_fit.py 2)
+"""
 
 import sys
 

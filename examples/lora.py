@@ -1,4 +1,5 @@
-"""LoRA by PEFT without a learning rate: python examples/lora.py
+"""LoRA by PEFT in Transformers, without a learning rate.
+Run: python examples/lora.py
 
 The adapters begin at B = 0, where most guesses of a learning rate are far off. Nothing is downloaded.
 """

@@ -1,6 +1,5 @@
 """AutoLR on many machines, by any launcher that sets RANK and WORLD_SIZE; examples/launch has the commands.
-
-On one: torchrun --nproc-per-node 2 examples/many_machines.py [folder]
+Run: torchrun --nproc-per-node 2 examples/many_machines.py [folder]
 
 The folder, which all machines see, holds the history and the checkpoint that a restarted run goes on from.
 """

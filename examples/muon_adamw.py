@@ -1,4 +1,5 @@
-"""Muon for matrices, AdamW for the rest, and one AutoLR for both: python examples/muon_adamw.py
+"""Muon for matrices, AdamW for the rest, and one AutoLR for both.
+Run: python examples/muon_adamw.py
 
 Each optimizer has a factor of its own; window, probe and the way back are one, since they train one model.
 """

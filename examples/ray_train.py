@@ -1,4 +1,5 @@
-"""AutoLR on two workers of Ray Train: python examples/ray_train.py
+"""AutoLR on two workers of Ray Train, with its checkpoints.
+Run: python examples/ray_train.py
 
 Batches are set aside before Ray prepares the loader; the state goes into the checkpoint, beside the model's.
 """

@@ -1,4 +1,6 @@
-"""Eight replicas on one device, no launcher: python examples/stacked.py"""
+"""Eight replicas as rows of one process, on one device, with no launcher.
+Run: python examples/stacked.py
+"""
 
 import torch
 

@@ -1,4 +1,5 @@
-"""A Trainer without a learning rate: python examples/transformers_finetune.py, or with torchrun.
+"""A Transformers Trainer without a learning rate: from scratch, then fine-tuned.
+Run: python examples/transformers_finetune.py (or torchrun --nproc-per-node 2)
 
 A small Llama learns the alphabet, then is fine-tuned on it backwards; nothing is downloaded.
 """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hdet.warm_start import warm_start_
     from hdet.weights.outer import Outer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Where each public name lives; the imports above tell type checkers the same.
 _HOMES = {

@@ -267,9 +267,11 @@ class OneCycleAutoLR(Face, OneCycleLR):
         return self._cycle
 
 
-#: OneCycleLR's own arguments.
+#: OneCycleLR's own arguments; ``verbose``, which torch had until 2.6, prints and is left to it.
 _ONE_CYCLE = [
-    name for name in inspect.signature(OneCycleLR.__init__).parameters if name not in ("self", "optimizer")
+    name
+    for name in inspect.signature(OneCycleLR.__init__).parameters
+    if name not in ("self", "optimizer", "verbose")
 ]
 #: Arguments that must be the same on all ranks, in their order.
 _SHARED = [

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hdet.report import Report
 from hdet.report.alerts import Alerts
 from hdet.report.page import sources, write
 from hdet.report.verdict import facts_of, sentence
@@ -270,4 +271,17 @@ def test_watch_waits_follows_and_reconnects(chromium: Browser, tmp_path: Path) -
         ] == []
     finally:
         again.stop()
+    tab.close()
+
+
+def test_the_page_is_drawn_within_a_notebook(chromium: Browser, tmp_path: Path) -> None:
+    """In a frame whose document is an attribute: the page's own policy lets its scripts run there, too."""
+    shown = Report(histories.save(tmp_path / "run.jsonl", histories.whole()))._repr_html_()
+    page = tmp_path / "notebook.html"
+    page.write_text(f"<!doctype html><body>{shown}", encoding="utf-8")
+    tab = chromium.open(page.as_uri())
+    tab.wait_for("document.querySelector('iframe').contentDocument?.body?.dataset.drawn", 60)
+    within = DRAWN.replace("document", "document.querySelector('iframe').contentDocument")
+    assert set(tab.run(within)) == ALL_CHARTS
+    assert not tab.errors
     tab.close()

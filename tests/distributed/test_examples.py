@@ -1,14 +1,18 @@
-"""The examples run as their first line says."""
+"""The examples run as their second line says, and examples/README.md lists them all."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+
+import pytest
 
 from tests import ROOT
 
 EXAMPLES = ROOT / "examples"
+ALL = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 def run(name: str, ranks: int = 1) -> list[str]:
@@ -25,8 +29,54 @@ def run(name: str, ranks: int = 1) -> list[str]:
     return result.stdout.splitlines()
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_an_example_is_short_and_says_what_it_shows_and_how_to_run_it(name: str) -> None:
+    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 80
+    assert re.fullmatch(r'"""[A-Z].*\.', lines[0])
+    said = re.fullmatch(rf"Run: ((?:python|torchrun --nproc-per-node \d) examples/{name}).*", lines[1])
+    assert said, lines[1]
+    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert f"| [`{name}`]({name}) |" in table
+    assert f"`{said[1]}`" in table
+
+
+def test_every_example_is_run_by_a_test_and_listed() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*/test_*.py"))
+    calls = ('run("{}"', 'run_example("{}"', '"examples" / "{}"')
+    ran = {name for name in ALL if any(call.format(name) in tests for call in calls)}
+    by_launch_files = {"many_machines.py"}  # test_launch_files.py runs torchrun.sh, which names it
+    assert "examples/many_machines.py" in (EXAMPLES / "launch" / "torchrun.sh").read_text(encoding="utf-8")
+    assert ran | by_launch_files == set(ALL)
+    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"\[`([\w./]+)`\]\(\1\)", table))
+    assert all((EXAMPLES / name).exists() for name in listed)
+    assert {"report.ipynb", "launch/"} <= listed
+
+
 def test_ddp() -> None:
-    lines = [line for line in run("ddp.py", ranks=2) if line.startswith("step")]
+    lines = [line.split() for line in run("ddp.py", ranks=2)]
+    assert int(lines[-1][1]) == 200
+    assert float(lines[-1][-1]) < 0.05 * float(lines[0][-1])
+
+
+def test_fsdp2() -> None:
+    *lines, saved = [line.split() for line in run("fsdp2.py", ranks=2)]
+    assert int(lines[-1][1]) == 120
+    assert float(lines[-1][-1]) < 0.3 * float(lines[0][-1])
+    assert saved == ["saved", "3", "files"], "a part of each rank, and the list of them"
+
+
+def test_replay() -> None:
+    searched, size, *replayed = run("replay.py")
+    assert int(size.split()[3]) < 2000
+    assert len(replayed) == 3
+    for line in replayed:
+        assert float(line.split()[-1]) < 2 * float(searched.split()[-1]), "and it began at 0.3"
+
+
+def test_published() -> None:
+    lines = [line for line in run("published.py", ranks=2) if line.startswith("step")]
     assert [int(line.split()[1]) for line in lines] == list(range(20, 201, 20))
     losses = [float(line.split()[3]) for line in lines]
     assert losses[-1] < losses[0]
@@ -71,7 +121,6 @@ def test_hsdp() -> None:
     assert [int(line.split()[1]) for line in lines] == list(range(10, 61, 10))
     losses = [float(line.split()[3]) for line in lines]
     assert losses[-1] < 0.9 * losses[0]
-    assert len((EXAMPLES / "hsdp.py").read_text().splitlines()) < 80
 
 
 def test_muon_adamw() -> None:

@@ -244,8 +244,9 @@ def test_after_converge_the_state_of_one_rank_is_that_of_all(ranks: LocalProcess
     resumed = ranks.run(resumed_from_rank_zero, True, size=3)
     for (rates, weights), (again, others) in zip(unbroken, resumed, strict=True):
         assert rates == again
-        # A new DistributedDataParallel may sum three gradients in another order (torch 2.11 does).
-        torch.testing.assert_close(weights, others, rtol=1e-6, atol=1e-7)
+        # In double precision. A new DistributedDataParallel may sum three gradients in another order: on one
+        # machine with torch 2.11 the last bits differ, on another with 2.13 they do not.
+        torch.testing.assert_close(weights, others, rtol=1e-12, atol=1e-13)
 
 
 def undone_fan_out(rank: int) -> list[Any]:

@@ -251,7 +251,10 @@ def test_a_run_taken_up_is_the_unbroken_one(unbroken: Any, at: int, optimizer_fi
         {"sync_every": 7},
         {"total_steps": None},
     ],
-    ids=str,
+    # Not the place of a function in memory: workers that share the tests must call them by the same names.
+    ids=lambda options: "-".join(
+        f"{key}={getattr(value, '__name__', value)}" for key, value in options.items()
+    ),
 )
 def test_every_kind_of_run_can_be_taken_up(options: dict[str, Any]) -> None:
     whole = Training(**options).run(66)

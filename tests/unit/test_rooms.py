@@ -213,6 +213,7 @@ SPANNING = {
     "tools/test_evidence.py",
     "tools/test_log.py",
     "tools/test_reliability.py",
+    "tools/test_security.py",
 }
 
 

@@ -23,6 +23,9 @@ from hdet.hyperparameters.scales import LogScale
 
 __all__ = ["Dropout", "LabelSmoothing", "Temperature"]
 
+#: How often torch compiles a function anew: its name, and that in torch 2.6.
+_RECOMPILE_LIMITS = ("recompile_limit", "cache_size_limit")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dropout:
@@ -67,9 +70,11 @@ class Dropout:
         places = _find("Dropout", self.model, self.layers, attribute_of, kind)
         doubt = ""
         if _is_compiled(self.model):
+            config = torch._dynamo.config
+            limit = next(name for name in _RECOMPILE_LIMITS if hasattr(config, name))
             doubt = (
                 f"{self.name}: the model is compiled: each new probability compiles it anew, and after "
-                f"torch._dynamo.config.recompile_limit = {torch._dynamo.config.recompile_limit} of them "
+                f"torch._dynamo.config.{limit} = {getattr(config, limit)} of them "
                 "torch runs it uncompiled. Raise that limit, or leave dropout out of what is compiled"
             )
         scale = LogScale(low, high, unit=0.1)

@@ -48,10 +48,6 @@ class Scopes:
         """How many scopes are judged by losses of their own."""
         return len(self.sizes) if self.apart and self.sizes is not None else 1
 
-    def judged_as(self, scope: int) -> int:
-        """By whose losses a scope is judged."""
-        return scope if self.apart else 0
-
     def of_group(self, group: int) -> int:
         """The scope that a group is in."""
         ends = accumulate(self.sizes or ())

@@ -14,7 +14,7 @@ from typing import Any
 
 from hdet.report.source import Source
 
-__all__ = ["BUDGET_BYTES", "pieces", "sources", "write"]
+__all__ = ["BUDGET_BYTES", "pieces", "runs_of", "sources", "write"]
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = (
@@ -35,10 +35,14 @@ def sources(paths: Sequence[Path]) -> list[Source]:
 
 def write(found: Sequence[Source], path: Path) -> None:
     """The page of runs that have been read."""
-    runs = [{**source.about(), "lines": source.lines()} for source in found]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(pieces({"live": False, "runs": runs}))
+        file.writelines(pieces({"live": False, "runs": runs_of(found)}))
+
+
+def runs_of(found: Sequence[Source]) -> list[dict[str, Any]]:
+    """Runs that have been read, as the page takes them."""
+    return [{**source.about(), "lines": source.lines()} for source in found]
 
 
 def pieces(data: dict[str, Any]) -> Iterator[str]:

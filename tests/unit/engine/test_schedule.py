@@ -27,6 +27,7 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # SequentialLR of torch 2.6, of itself
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_torch_schedule_is_followed_by_one_factor(name: str) -> None:
     """Whatever the curve, recursive or closed, the base is the controller's factor × curve."""

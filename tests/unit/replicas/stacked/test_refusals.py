@@ -168,8 +168,9 @@ def test_a_gradient_penalty_by_torch_func_is_each_replica_s_own() -> None:
 
 
 def test_what_is_recomputed_in_the_backward_pass() -> None:
+    """In torch 2.6 the forward pass, in later ones the backward pass says so."""
     replicas = stack(mlp())
-    # torch 2.11 refuses it in the forward pass already.
+    # torch 2.6 and 2.11 refuse it in the forward pass already.
     words = r"StackedReplicas\.(losses|backward): .*activation checkpointing.*one process per replica"
     with pytest.raises(TypeError, match=words):
         replicas.backward(
