@@ -23,6 +23,7 @@ from hdet.engine.optimizers import parts_of
 from hdet.probes import Probe
 from hdet.replicas import ProcessGroup, local, replicas_of, state_of
 from hdet.weights.alarm import Alarm
+from hdet.weights.given import GivenBuffers
 from hdet.weights.snapshot import Snapshot
 
 __all__ = ["Guard"]
@@ -99,6 +100,7 @@ class Guard:
         self._before: list[float] = []
         self._losses: list[Tensor | float] = []
         self._alarm: Alarm | None = None
+        self._given = GivenBuffers()
         # What the first step finds, whatever is loaded until then.
         self._handles = [part.register_step_pre_hook(lambda *_: self._begin()) for part in parts_of(every)]
 
@@ -106,6 +108,7 @@ class Guard:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._given.judged([local(buffer) for buffer in self._model.buffers()])
         if self._kept_at is None:
             if self._probe is not None and self._first is None:
                 self._before = self._together(self._probe.losses(self._probe.halves()[0], of="choice"))
@@ -201,7 +204,7 @@ class Guard:
     def _is_finite(self) -> bool:
         """Weights, buffers and optimizer state, on all ranks; one wait for the device."""
         state = state_of(self._optimizer)
-        every = [*self._weights, *(local(buffer) for buffer in self._model.buffers())]
+        every = [*self._weights, *self._given.judged([local(buffer) for buffer in self._model.buffers()])]
         every += [local(value) for of in state.values() for value in of.values() if isinstance(value, Tensor)]
         # Quantised state is made of codes, which are always finite.
         plain = [tensor.detach() for tensor in every if not hasattr(tensor, "__tensor_flatten__")]

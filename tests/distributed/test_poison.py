@@ -80,6 +80,38 @@ def poison(training: Training, what: str) -> None:
         raise AssertionError(what)
 
 
+def with_a_mask(rank: int) -> tuple[list[tuple[str, ...]], bool, dict[str, Tensor]]:
+    """Its third round poisons one replica; until then, nothing is wrong."""
+    training = Training(rank, probe=False)
+    training.model.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+    training.ensemble.detach()
+    training.ensemble = hdet.Ensemble(
+        training.optimizer,
+        [hdet.WeightDecay()],
+        gradients="none",
+        sync_every=SYNC_EVERY,
+        model=training.model,
+    )
+    records = []
+    for step in range(3 * SYNC_EVERY):
+        sick = rank == SICK and step == 3 * SYNC_EVERY - 1
+        records.append(training.step((lambda: poison(training, "buffers")) if sick else None))
+    held = training.held()
+    infinite = bool(held.pop("mask").isneginf().any())
+    return [record.events for record in records if record is not None], infinite, held
+
+
+def test_a_mask_of_infinities_makes_nobody_lost(ranks: LocalProcesses) -> None:
+    """It was given so, and is averaged as it stands; another buffer that is lost is still found."""
+    results = ranks.run(with_a_mask, size=3)
+    for events, infinite, held in results:
+        assert infinite
+        assert [any("left out" in event for event in of_round) for of_round in events] == [False, False, True]
+        assert not any("no replica can enter" in event for of_round in events for event in of_round)
+        assert all(bool(value.isfinite().all()) for value in held.values())
+        assert all(torch.equal(value, results[0][2][name]) for name, value in held.items())
+
+
 WHY = {
     "weights": "its weights are not finite",
     "buffers": "its buffers or optimizer state are not finite",

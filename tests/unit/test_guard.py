@@ -96,6 +96,21 @@ def test_what_is_not_finite_is_taken_back(disturb, probe: bool) -> None:  # type
     assert losses[-1] < 0.3
 
 
+def test_a_mask_of_infinities_is_nothing_to_go_back_for() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    model.register_buffer("mask", torch.full((4, 4), -float("inf")).triu(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    guard = hdet.Guard(optimizer, model=model, sync_every=EVERY)
+    for step in range(3 * EVERY):
+        loss = loss_of(model, batch(step))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        assert guard.step(loss.detach()) is None
+    assert guard.backs == 0
+
+
 def test_it_begins_where_the_first_step_does() -> None:
     """What was loaded after it was made, before any step."""
     torch.manual_seed(0)

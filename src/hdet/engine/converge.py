@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hdet.engine.divergence import Divergence, Measured
 from hdet.replicas import Mean, Replicas, give_up_gathered, local, state_of
 from hdet.replicas.averaging import distinct_tensors, elements
+from hdet.weights.given import GivenBuffers
 from hdet.weights.mirrors import Mirrors
 from hdet.weights.outer import OuterStep
 from hdet.weights.parameters import trained_parameters
@@ -60,6 +61,8 @@ class Converge:
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
         self._mirrors = Mirrors(optimizer, replicas)
+        self._given = GivenBuffers()
+        self._judged_buffers()  # as they are before training
 
     @property
     def begun(self) -> bool:
@@ -142,10 +145,15 @@ class Converge:
                     row.mul_(size / (size - len(lost)))
 
     def travels(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The weights that a mean would take now, and all else beside them. No collective."""
+        """The weights that a mean would take now, and all else beside them that is to be finite. No
+        collective."""
         parameters = list({**self._now(), **self._trained}.values())
+        beside = [*self._state(parameters, self._with_state), *self._judged_buffers()]
+        return [local(p) for p in parameters], beside
+
+    def _judged_buffers(self) -> list[Tensor]:
         floating, _ = _sorted(self._replicas.buffers_of(self._model))
-        return [local(p) for p in parameters], [*self._state(parameters, self._with_state), *floating]
+        return self._given.judged(floating)
 
     def plan(self, *, with_weights: bool = True, with_state: bool | None = None) -> Mean:
         """The plan of the mean, made again only where the tensors are others than before.
