@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from hdet.replicas.own_group import meet
+
 __all__ = ["LocalProcesses", "ReplicaError"]
 
 #: How long the other ranks may still take once one has failed, before all are stopped.
@@ -183,6 +185,7 @@ def _serve(connection: Connection, rank: int) -> None:
                 world_size=size,
                 timeout=timedelta(seconds=timeout),
             )
+            meet(dist.group.WORLD, timedelta(seconds=timeout))
             answer = ("result", function(rank, *args, **keywords))
         except Exception as error:
             trace = traceback.format_exc()

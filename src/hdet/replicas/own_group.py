@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["VARIABLE", "forget", "how_long", "own_group", "who_gave_up"]
+__all__ = ["VARIABLE", "forget", "how_long", "meet", "own_group", "who_gave_up"]
 
 logger = logging.getLogger("hdet")
 
@@ -144,9 +144,12 @@ def _made(ranks: list[int] | None, backend: str, patience: timedelta) -> Any:
     began = time.monotonic()
     try:
         # Of a few, only the members take part in making it: no rank waits for one that has no part in it.
-        return dist.new_group(
+        group = dist.new_group(
             ranks, backend=backend, timeout=patience, use_local_synchronization=ranks is not None
         )
+        if "gloo" in backend:
+            meet(group, patience)
+        return group
     except RuntimeError as error:
         whom, waited = f"ranks {ranks}" if ranks else "all ranks", time.monotonic() - began
         if waited < 0.9 * patience.total_seconds():  # nobody was late: they do not reach one another
@@ -158,6 +161,14 @@ def _made(ranks: list[int] | None, backend: str, patience: timedelta) -> Any:
             f"hdet waited {waited:.0f} s in vain for {whom}: every rank must construct the same things in "
             f"the same order; or give {VARIABLE} more seconds ({error})"
         ) from error
+
+
+def meet(group: Any, patience: timedelta) -> None:
+    """Returns once all ranks of a gloo group have reached one another. Before that, one that leaves at once
+    (it has nothing more to do, or refuses something) would cut off another that is still connecting."""
+    work = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
+    assert work is not None
+    work.wait(patience)
 
 
 def _obstacle(

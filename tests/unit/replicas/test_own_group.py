@@ -31,3 +31,19 @@ def test_who_was_not_waited_for_is_not_said_to_be_late(
     monkeypatch.setattr(own_group.time, "monotonic", lambda: clock[0])
     with pytest.raises(RuntimeError, match=words):
         own_group._made(None, "gloo", timedelta(seconds=10))
+
+
+@pytest.mark.parametrize(("backend", "meets"), [("gloo", 1), ("cpu:gloo,cuda:nccl", 1), ("nccl", 0)])
+def test_nobody_leaves_before_all_have_met(backend: str, meets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo hands out a group to which another rank may still be connecting."""
+    waited = []
+
+    class Work:
+        def wait(self, patience: timedelta) -> None:
+            waited.append(patience)
+
+    group = object()
+    monkeypatch.setattr(dist, "new_group", lambda *args, **options: group)
+    monkeypatch.setattr(dist, "all_reduce", lambda *args, **options: Work())
+    assert own_group._made(None, backend, timedelta(seconds=10)) is group
+    assert waited == [timedelta(seconds=10)] * meets
