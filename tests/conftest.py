@@ -13,9 +13,18 @@ from hypothesis import settings
 from hdet.replicas.launch import LocalProcesses
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The same examples on every machine, however slow it is.
+# The same examples on every machine, however slow it is. Hypothesis takes constants from all modules of the
+# project that are loaded: what fails in the whole run alone is found again by collecting it all (-k NAME).
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+#: Hypothesis makes an example that fails smaller for up to five minutes; a shorter limit would hide it.
+SHRINKING_SECONDS = 420
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.timeout(SHRINKING_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,8 @@ _LOST, _SUDDEN = 0.5, 3.0
 _BELOW_CEILING, _CEILING_GROWTH = 0.5, 0.5
 #: Without an end in sight the run is taken to be at this share of its length.
 _OPEN_ENDED_SHARE = 0.15
+#: A relative change of the learning rate that is none.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +356,8 @@ class HorizonController:
 def _moved(seen: HorizonDecision, change: float) -> HorizonDecision:
     before = seen.state.value
     value = min(before * math.exp(change), seen.state.cap)
+    if math.isclose(value, before, rel_tol=_ROUNDING):  # at its ceiling: rounding is no change
+        value = before
     action: Action = "up" if value > before else "down" if value < before else "hold"
     return replace(seen, state=replace(seen.state, value=value), action=action)
 

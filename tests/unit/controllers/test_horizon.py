@@ -325,8 +325,9 @@ def slow_twin(value: float, run: Run, s: dict[str, float], cap: float = math.inf
                 change = max(0.0, min(bounds))
             else:
                 change = 0.0
-        before, value = value, min(value * math.exp(change), cap)
-        action = "up" if value > before else "down" if value < before else "hold"
+        then = min(value * math.exp(change), cap)
+        if abs(then - value) > 1e-12 * value:  # or else it stands at its ceiling, and only rounding is left
+            action, value = "up" if then > value else "down", then
         told.append(Told(action, value, ceiling, backs, total_backs))
     return told
 
@@ -897,6 +898,18 @@ def test_windows_without_progress_do_not_lift_the_ceiling(seen: Window) -> None:
     state = replace(STEADY, ceiling=5 * STEADY.value)
     after = controller_with().update(state, seen).state
     assert after.ceiling == (STEADY.value if after.total_backs else state.ceiling)
+
+
+@given(st.floats(1e-8, 10))
+def test_at_its_ceiling_the_learning_rate_stands(ceiling: float) -> None:
+    """Half of it, to the last bit but one: what a logarithm and its exponential round is no growth."""
+    blind = noisy([0.0, 0.0, 0.0, -1e-6], gap=[0.0] * 4)
+    for value in (math.nextafter(ceiling / 2, 0.0), ceiling / 2):
+        state = replace(STEADY, value=value, ceiling=ceiling, first_loss=2.0)
+        decision = controller_with(significance=2).update(state, blind)
+        assert (decision.action, decision.state.value, decision.state.ceiling) == ("hold", value, ceiling)
+    below = replace(STEADY, value=ceiling / 4, ceiling=ceiling, first_loss=2.0)
+    assert controller_with(significance=2).update(below, blind).action == "up", "such a window lets it grow"
 
 
 @given(st.floats(0.01, 10))
