@@ -23,7 +23,7 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "converge": {"": cost.converge},
     "step": {"": cost.step},
     "autolr": {"": cost.autolr},
-    "regret": {"": rates.regret, "excess": rates.excess, "matrix": rates.matrix, "brief": brief.brief},
+    "regret": {"": rates.regret, "excess": rates.excess, "brief": brief.brief},
     "lightbench": {"": rates.lightbench},
     "deepobs": {"": rates.deepobs},
     "autotune": {"": several.autotune},
@@ -49,7 +49,7 @@ _STATISTIC = {
     "lightbench": "counts",
     "deepobs": "means over seeds ± their deviation",
     "autolr": "whole runs in the order A B B A",
-    **dict.fromkeys(_OVER_SEEDS, "means over seeds ± half of the 95 % confidence interval"),
+    **dict.fromkeys(_OVER_SEEDS, "means over seeds; what follows ± is half of the 95 % confidence interval"),
 }
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hdet.bench.regret.analysis import grid, misled
-from hdet.bench.regret.tables import detail, leading, unpaired_note
-from hdet.bench.regret.tables import matrix as matrix_of
+from hdet.bench.regret.tables import detail, leading, matrix, unpaired_note
 from tools.quote.tables.grid import markdown
 
-__all__ = ["deepobs", "excess", "lightbench", "matrix", "regret"]
+__all__ = ["deepobs", "excess", "lightbench", "regret"]
 
 
 def regret(result: dict[str, Any]) -> str:
@@ -55,20 +54,8 @@ def excess(result: dict[str, Any]) -> str:
         notes.append(f"Goals: {'; '.join(met)}.")
     else:
         notes.append("These runs were made before chosen losses were kept, which the goals are about.")
-    tables = (matrix_of(found, lambda text: f"**{text}**"), detail(found))
+    tables = (matrix(found, lambda text: f"**{text}**"), detail(found))
     return "\n\n".join([*(markdown(*one) for one in tables), " ".join(notes)])
-
-
-def matrix(result: dict[str, Any]) -> str:
-    """The first of those tables alone, and what its numbers are."""
-    found = result["excess"]
-    trials = found["overall"]["autolr"]["chosen"]["median_trials"]
-    worth = f" In the median one run of AutoLR is worth {trials:.0f} runs at random rates." if trials else ""
-    note = (
-        "Excess L/L_tuned − 1 in %, each seed over the tuned run of the same seed, chosen over chosen; in "
-        f"brackets both as they end. **Bold**: the best of those that ask for no learning rate.{worth}"
-    )
-    return f"{markdown(*matrix_of(found, lambda text: f'**{text}**'))}\n\n{note}"
 
 
 def lightbench(result: dict[str, Any]) -> str:

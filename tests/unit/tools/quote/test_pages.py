@@ -55,9 +55,7 @@ def test_a_source_is_command_machine_and_date() -> None:
 
 
 def test_a_part_that_an_experiment_lacks_is_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"excess.json has no part 'long': .* are 'excess', 'matrix', 'brief'"
-    ):
+    with pytest.raises(ValueError, match=r"excess.json has no part 'long': .* are 'excess', 'brief'"):
         fill("<!-- quote: excess long -->\n<!-- end -->", ROOT / "docs" / "evidence")
 
 
