@@ -7,8 +7,10 @@ It acts through the gradient alone: replicas that share theirs never come to dif
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,7 +42,8 @@ class Dropout:
             as in ``F.dropout(x, self.drop_rate, self.training)``.
         name: in records; one of several needs one of its own.
 
-    In a model under ``torch.compile`` every new probability compiles it anew.
+    In a model under ``torch.compile`` every new probability compiles it anew. Where compiled code does not
+    follow what is written (Python 3.13.0), it is refused.
     """
 
     model: nn.Module
@@ -175,7 +178,16 @@ def _find(
     unknown = [name for name in chosen if name not in modules]
     if unknown or not chosen:
         raise ValueError(f"{caller}: layers must be some of {', '.join(map(repr, modules))}, got {chosen!r}")
-    return [_place(caller, modules[name], str(attribute_of(modules[name]))) for name in chosen]
+    places = [(modules[name], str(attribute_of(modules[name]))) for name in chosen]
+    numbers = [place for place in places if not isinstance(getattr(*place), Tensor)]
+    if numbers and _is_compiled(model) and not _compiled_code_follows():
+        owner, attribute = numbers[0]
+        raise RuntimeError(
+            f"{caller}: compiled code must follow what is written to {type(owner).__name__}.{attribute}, and "
+            f"Python {platform.python_version()} with torch {torch.__version__} keeps the first value; "
+            "use another Python (3.13.0 is known for it), or leave the model uncompiled"
+        )
+    return [_place(caller, owner, attribute) for owner, attribute in places]
 
 
 def _place(caller: str, owner: Any, attribute: str) -> Place:
@@ -225,6 +237,25 @@ def _is_compiled(model: nn.Module) -> bool:
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
+
+
+@cache
+def _compiled_code_follows() -> bool:
+    """Whether compiled code reads an attribute that was written anew. Tried, once: of one Python it is known
+    that it does not."""
+
+    class Scaled(nn.Module):
+        by = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.by
+
+    module = Scaled()
+    with torch.compiler.set_stance("default"):
+        compiled = torch.compile(module, backend="eager")
+        before = float(compiled(torch.ones(())))
+        module.by = 2.0
+        return before != float(compiled(torch.ones(())))
 
 
 def _describe(item: Any) -> str:

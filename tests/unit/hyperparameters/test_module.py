@@ -14,6 +14,7 @@ from torch.optim import SGD
 
 import hdet
 from hdet.engine.design import levels
+from hdet.hyperparameters import module
 from tests.fakes import Alike, Attention
 from tests.unit.hyperparameters.scenes import Scene, explore, values_of
 
@@ -141,6 +142,8 @@ def dynamo() -> Any:
 @pytest.mark.parametrize("what", ["dropout", "a float", "a buffer"])
 def test_a_compiled_model_sees_every_new_value(dynamo: Any, what: str, backend: str) -> None:
     """For more rounds than torch compiles a function anew."""
+    if what != "a buffer" and not module._compiled_code_follows():
+        pytest.skip("refused here")
     torch.manual_seed(0)
     scale = torch.tensor(0.5) if what == "a buffer" else 0.5
     model = nn.Sequential(nn.Dropout(0.3) if what == "dropout" else nn.Identity(), Attention(scale))
@@ -165,8 +168,9 @@ def test_a_compiled_model_sees_every_new_value(dynamo: Any, what: str, backend: 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "inside", "not compiled"])
 def test_dropout_in_a_compiled_model_is_warned_of_once(
-    dynamo: Any, caplog: pytest.LogCaptureFixture, how: str
+    dynamo: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    monkeypatch.setattr(module, "_compiled_code_follows", lambda: True)
     model: Any = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.1))
     if how == "torch.compile(model)":
         model = torch.compile(model, backend="eager")
@@ -183,3 +187,36 @@ def test_dropout_in_a_compiled_model_is_warned_of_once(
     told = [record.getMessage() for record in caplog.records if "compile" in record.getMessage()]
     assert len(told) == (0 if how == "not compiled" else 1)
     assert all(f"torch._dynamo.config.{LIMIT} = 3" in line for line in told)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_code_that_keeps_its_first_value_is_refused(
+    dynamo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written in place is seen all the same, and so is everything where nothing is compiled."""
+    monkeypatch.setattr(module, "_compiled_code_follows", lambda: False)
+    number, buffer = (nn.Sequential(nn.Dropout(0.1), Attention(scale)) for scale in (0.5, torch.tensor(0.5)))
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    compiled: Any = torch.compile(number, backend="eager")
+    with pytest.raises(RuntimeError, match=r"^Dropout: compiled code must .* Dropout.p, .* keeps the first"):
+        hdet.Dropout(compiled).bind(optimizer)
+    with pytest.raises(
+        RuntimeError, match=r"^Temperature: .* Attention.scale, .* leave the model uncompiled"
+    ):
+        hdet.Temperature(compiled).bind(optimizer)
+    in_place: Any = torch.compile(buffer, backend="eager")
+    for item in (hdet.Temperature(in_place), hdet.Dropout(number), hdet.Temperature(number)):
+        assert item.bind(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_whether_compiled_code_follows_is_what_plain_torch_does(dynamo: Any) -> None:
+    """Also where nothing may be compiled anew: the trial does not count."""
+    layer = nn.Dropout(0.0)
+    compiled: Any = torch.compile(layer, backend="eager")
+    compiled(torch.ones(8))
+    layer.p = 1.0
+    follows = not compiled(torch.ones(8)).any()
+    module._compiled_code_follows.cache_clear()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert module._compiled_code_follows() == follows
