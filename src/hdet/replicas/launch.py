@@ -171,6 +171,7 @@ def _serve(connection: Connection, rank: int) -> None:
     torch.set_num_threads(1)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    ended: list[dist.ProcessGroup] = []
     while True:
         try:
             function, args, size, meeting, timeout, reports = connection.recv()
@@ -192,5 +193,8 @@ def _serve(connection: Connection, rank: int) -> None:
             answer = ("failure", Failure(rank, type(error).__name__, str(error), trace))
         finally:
             if dist.is_initialized():
+                # torch 2.6 frees a group with the GIL in its hand and joins a thread that may be waiting for
+                # it. Groups that have ended are freed after the next run: their threads are idle by then.
+                ended[:] = dist.distributed_c10d._world.pg_map
                 dist.destroy_process_group()
         connection.send(answer)
