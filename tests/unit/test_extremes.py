@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -100,3 +101,29 @@ def test_weights_that_are_not_there_yet() -> None:
 def test_nothing_to_train() -> None:
     with pytest.raises(ValueError, match="AutoLR: the optimizer must train something"):
         Task(frozen=True).auto()
+
+
+@pytest.mark.parametrize("lost", [["1.running_mean"], ["ema"], ["ema", "1.running_mean"], []])
+def test_a_buffer_that_is_lost_is_told_once(lost: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """The weights and the probe's loss are sound: nobody else would notice. A mask was given as it is."""
+    task = Task()
+    task.model.insert(1, nn.BatchNorm1d(8))
+    task.model.register_buffer("ema", torch.zeros(3))
+    task.model.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1))
+    buffers = dict(task.model.named_buffers())
+    auto = task.auto()
+    events: list[str] = []
+    with caplog.at_level(logging.WARNING, logger="hdet"):
+        for step in range(100):
+            task.optimizer.zero_grad()
+            loss = task.loss_of(task.batches[8 + step % 32])
+            loss.backward()  # type: ignore[no-untyped-call]
+            task.optimizer.step()
+            for name in lost if step == 30 else ():
+                buffers[name].fill_(math.nan)
+            record = auto.step(loss.detach())
+            events += record.events if record is not None else ()
+    said = [message for message in caplog.messages if "buffers" in message]
+    assert len(said) == bool(lost)
+    assert all(f"({', '.join(lost)})" in message and "hdet.Guard" in message for message in said)
+    assert any("buffers" in event for event in events) == bool(lost), "a record has it, too"

@@ -6,6 +6,7 @@ or moved to other memory.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from hdet.engine.divergence import Divergence, Measured
 from hdet.replicas import Mean, Replicas, give_up_gathered, local, state_of
 from hdet.replicas.averaging import distinct_tensors, elements
+from hdet.replicas.norms import norm_of
 from hdet.weights.given import GivenBuffers
 from hdet.weights.mirrors import Mirrors
 from hdet.weights.outer import OuterStep
@@ -150,6 +152,14 @@ class Converge:
         parameters = list({**self._now(), **self._trained}.values())
         beside = [*self._state(parameters, self._with_state), *self._judged_buffers()]
         return [local(p) for p in parameters], beside
+
+    def lost_buffers(self) -> list[str]:
+        """Names of buffers that were finite before training and are not any more. Waits for the device."""
+        judged = self._judged_buffers()
+        if self._model is None or math.isfinite(norm_of(judged)):
+            return []
+        lost = {b.data_ptr() for b in judged if not math.isfinite(norm_of([b]))}
+        return [name for name, buffer in self._model.named_buffers() if local(buffer).data_ptr() in lost]
 
     def _judged_buffers(self) -> list[Tensor]:
         floating, _ = _sorted(self._replicas.buffers_of(self._model))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hdet.engine.sync import Gathered
 from hdet.hyperparameters import Axis
 
-__all__ = ["Watch", "at_a_sync", "blind_signals", "overwritten"]
+__all__ = ["Watch", "at_a_sync", "blind_signals", "lost_buffers", "overwritten"]
 
 #: Replicas on a shared gradient lie on one line. So many times as far apart as that they were moved by
 #: something else; after so many syncs in a row there is no doubt.
@@ -110,4 +110,16 @@ def overwritten(axes: Sequence[Axis]) -> dict[str, str]:
         "it"
         for axis in axes
         if axis.overwritten
+    }
+
+
+def lost_buffers(names: Sequence[str]) -> dict[str, str]:
+    """Buffers that were finite before training, and are not."""
+    if not names:
+        return {}
+    which = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return {
+        "lost buffers": f"buffers of the model are not finite any more ({which}): in eval mode it computes "
+        "with them, and a probe, which normalises by the batch, may not see it; look at the batches since "
+        "the last sync, or let hdet.Guard take such steps back"
     }

@@ -139,7 +139,10 @@ class Rounds:
         if self._parts.collinear:
             predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
         odd = self._parts.watch(self._steps, gathered, predicted)
-        odd |= doubts.overwritten(self._fan_out.axes) if self._parts.diverges else {}
+        if self._parts.diverges:
+            odd |= doubts.overwritten(self._fan_out.axes)
+        else:  # where buffers are averaged, who has lost one takes the others'
+            odd |= doubts.lost_buffers(self._parts.converge.lost_buffers())
         self._fan_out.stand_down()
         decided = self._decide(self._steps, self._total_steps, judging, gathered)
         if decided.went_back:
