@@ -23,6 +23,7 @@ from hdet.probes.set_aside import (
     count_samples,
     fingerprint,
     is_map_style,
+    not_among,
     split_iterable,
     split_loader,
 )
@@ -202,15 +203,24 @@ class Probe:
         """The batches that weights are chosen by, and others that no choice sees, for an honest estimate.
 
         The same ones for the whole run and after a resume: the first that the probe holds, :attr:`choosing`
-        and at most as many again (of an iterator that cannot be begun anew, the next ones). Of one batch
-        there is no estimate.
+        and at most as many again (of an iterator that cannot be begun anew, the next ones), but for those
+        that repeat. Of one batch there is no estimate.
         """
         if self._halves is None:
             first = self._first(2 * self.choosing)
             chosen = first[: self.choosing]
             # An iterator that ended early: every rank must measure the same number of batches.
             chosen += [chosen[k % len(chosen)] for k in range(self.choosing - len(chosen))]
-            self._halves = chosen, first[self.choosing :]
+            later = first[self.choosing :]
+            others = not_among(later, chosen)
+            if len(others) < len(later):
+                logger.warning(
+                    "Probe: %d of %d batches by which chosen weights are to be estimated are among those "
+                    "that choose them, and are left out: batches gives some twice; give as many that differ",
+                    len(later) - len(others),
+                    len(later),
+                )
+            self._halves = chosen, others
             for batch in first:
                 self._batch_size = self._batch_size or count_samples(batch)
                 self._note(batch)

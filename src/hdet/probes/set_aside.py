@@ -236,3 +236,29 @@ def fingerprint(batch: object) -> tuple[tuple[int, ...], str] | None:
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     total = real.sum(dtype=torch.float32 if real.device.type == "mps" else torch.float64)
     return tuple(tensor.shape), float(total).hex()  # as text NaN equals NaN
+
+
+def not_among(batches: Sequence[object], known: Sequence[object]) -> list[Any]:
+    """Those that hold something else than each of the ``known``."""
+    kept = [(fingerprint(batch), batch) for batch in known]
+
+    def is_known(batch: object) -> bool:
+        mark = fingerprint(batch)
+        return any(mark == other and _same(batch, before) for other, before in kept)
+
+    return [batch for batch in batches if not is_known(batch)]
+
+
+def _same(batch: object, other: object) -> bool:
+    """Whether two batches hold the same numbers. What nobody can compare is taken to differ."""
+    if batch is other:
+        return True
+    if isinstance(batch, Tensor) and isinstance(other, Tensor):
+        return batch.shape == other.shape and batch.dtype == other.dtype and torch.equal(batch, other)
+    if type(batch) is not type(other):
+        return False
+    if isinstance(batch, Mapping) and isinstance(other, Mapping):
+        return batch.keys() == other.keys() and all(_same(batch[key], other[key]) for key in batch)
+    if isinstance(batch, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(batch) == len(other) and all(map(_same, batch, other))
+    return isinstance(batch, (int, float, str, bytes)) and batch == other

@@ -77,6 +77,31 @@ def test_a_stream_without_a_length(held: int, judging: int) -> None:
     assert [int(x[0]) for x in [*chosen, *others]] == [2 * k for k in range(4 + judging)]
 
 
+@pytest.mark.parametrize("kind", ["tensor", "pair", "mapping", "number", "the object itself"])
+@pytest.mark.parametrize(("different", "left"), [(8, 4), (6, 2), (5, 1), (4, 0), (2, 0)])
+def test_batches_that_choose_estimate_nothing(
+    kind: str, different: int, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A callable that begins anew: what it repeats would flatter the weights that were chosen by it."""
+    same = [object() for _ in range(different)]
+
+    def batches(number: int) -> Any:
+        k = number % different
+        values = torch.full((3,), float(k))
+        alike = torch.ones(3)  # a mask, say: by their first tensor all batches are one
+        made = {"tensor": values, "pair": (alike, [values, "a"]), "mapping": {"mask": alike, "x": values}}
+        return {**made, "number": k, "the object itself": same[k]}[kind]
+
+    probe = probe_of(batches)
+    chosen, others = probe.halves()
+    assert (len(chosen), len(others)) == (4, left)
+    words = f"{4 - left} of 4 batches by which chosen weights are to be estimated are among those that choose"
+    assert (words in caplog.text) == (left < 4)
+    assert len(caplog.records) == (left < 4)
+    assert probe.halves() == (chosen, others)
+    assert len(caplog.records) == (left < 4), "said once"
+
+
 @pytest.mark.parametrize("make", [lambda: iter(range(3)), lambda: DataLoader(Stream(3), batch_size=None)])
 def test_what_ends_early_chooses_by_as_many_batches_as_other_ranks_do(make: Callable[[], Any]) -> None:
     probe = probe_of(make())
