@@ -12,7 +12,7 @@ READY_INTEGRATIONS := $(VENV_INTEGRATIONS)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 SPHINX := $(BIN)/python -m sphinx -W --keep-going -n -q -E
 
-# The tests that fail first when something is wrong, in two or three minutes: no processes, no benchmarks.
+# The tests that fail first when something is wrong, in two minutes: no processes, no benchmarks.
 QUICK := $(addprefix tests/unit/,hyperparameters probes replicas report schedules test_rooms.py \
 	test_arguments.py test_history.py test_one_cycle.py test_guard.py)
 
