@@ -250,9 +250,10 @@ def not_among(batches: Sequence[object], known: Sequence[object]) -> list[Any]:
 
 
 def _same(batch: object, other: object) -> bool:
-    """Whether two batches hold the same numbers. What nobody can compare is taken to differ."""
+    """Whether two batches hold the same numbers. What nobody can compare is taken to differ, and so is None:
+    who is given nothing draws for himself."""
     if batch is other:
-        return True
+        return batch is not None
     if isinstance(batch, Tensor) and isinstance(other, Tensor):
         return batch.shape == other.shape and batch.dtype == other.dtype and torch.equal(batch, other)
     if type(batch) is not type(other):

@@ -102,6 +102,12 @@ def test_batches_that_choose_estimate_nothing(
     assert len(caplog.records) == (left < 4), "said once"
 
 
+def test_nothing_is_no_batch_that_repeats(caplog: pytest.LogCaptureFixture) -> None:
+    """A loss that draws for itself, or knows no samples."""
+    assert probe_of(lambda _: None).halves() == ([None] * 4, [None] * 4)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("make", [lambda: iter(range(3)), lambda: DataLoader(Stream(3), batch_size=None)])
 def test_what_ends_early_chooses_by_as_many_batches_as_other_ranks_do(make: Callable[[], Any]) -> None:
     probe = probe_of(make())
