@@ -95,20 +95,20 @@ def _execute(rank: int, run: Run) -> Row | None:
 
 
 def probed(rank: int, run: Run, workload: Workload) -> list[Batch]:
-    """The batches of one replica, which no other one has; twice, as the probe keeps half for an estimate that
-    is not read here."""
+    """The batches that one replica judges by, which no other one has, and its neighbour's, for an estimate
+    that is not read here."""
     source = workload.probe(run.seed)
     parts: list[Batch] = []
     # A pass over the probe's samples repeats none.
     while sum(len(part[0]) for part in parts) < MOST_RANKS * BATCHES * SAMPLES:
         parts.append(next(source))
     samples = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-    first = rank * BATCHES * SAMPLES
-    own = [
+    firsts = [(r % MOST_RANKS) * BATCHES * SAMPLES for r in (rank, rank + 1)]
+    return [
         tuple(column[start : start + SAMPLES] for column in samples)
+        for first in firsts
         for start in range(first, first + BATCHES * SAMPLES, SAMPLES)
     ]
-    return own + own
 
 
 def _search(
