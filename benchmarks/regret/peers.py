@@ -1,0 +1,152 @@
+"""What else asks for no learning rate, each with the settings that its own documentation recommends.
+
+Weight decay is that of torch's own AdamW also where a peer's default is another. A package that is not there
+makes a run fail, with what to install, and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from importlib import import_module
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # no public name covers all of its kinds
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from benchmarks.regret.optimizers import MOMENTUM, WEIGHT_DECAY, build, rate
+from benchmarks.regret.plan import DEFAULT_RATES, Run
+from benchmarks.regret.trainer import WARM_UP, Trainer, stepping, with_wsd
+from benchmarks.workloads import Workload
+
+__all__ = ["PEERS"]
+
+# As many as schedule-free's README refreshes BatchNorm with.
+_REFRESHED = 50
+
+
+def _prodigy(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+    """With the cosine schedule that its README recommends."""
+    # Its constructor announces the weight decay on standard output.
+    with redirect_stdout(io.StringIO()):
+        optimizer = _peer("prodigyopt").Prodigy(
+            model.parameters(), lr=1.0, weight_decay=WEIGHT_DECAY, safeguard_warmup=True
+        )
+    scheduler = CosineAnnealingLR(optimizer, T_max=workload.steps)
+    return Trainer([optimizer], stepping([scheduler]), lambda: rate([optimizer], "d", "lr"))
+
+
+def _dadaptation(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+    """With the schedule one would use anyway, as its README says."""
+    package = _peer("dadaptation")
+    if run.optimizer == "adamw":
+        with redirect_stdout(io.StringIO()):
+            optimizer = package.DAdaptAdam(
+                model.parameters(), lr=1.0, weight_decay=WEIGHT_DECAY, decouple=True
+            )
+    else:
+        optimizer = package.DAdaptSGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
+    scheduler = with_wsd(optimizer, workload.steps)
+
+    def lr() -> float:
+        # The variant of SGD divides by the norm of the first gradient.
+        norm = optimizer.param_groups[0].get("g0_norm", 1.0)
+        return rate([optimizer], "d", "lr") / norm if norm else math.inf
+
+    return Trainer([optimizer], stepping([scheduler]), lr)
+
+
+def _schedule_free(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+    """At the package's default learning rate, with the warm-up that its README recommends."""
+    package = _peer("schedulefree")
+    warm_up = max(1, int(WARM_UP * workload.steps))
+    if run.optimizer == "adamw":
+        optimizer = package.AdamWScheduleFree(
+            model.parameters(), weight_decay=WEIGHT_DECAY, warmup_steps=warm_up
+        )
+    else:
+        optimizer = package.SGDScheduleFree(model.parameters(), momentum=MOMENTUM, warmup_steps=warm_up)
+    return _averaging(run, workload, model, optimizer, "scheduled_lr")
+
+
+def _prodigy_schedule_free(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+    """With its defaults, which its README says should just work: lr 1, no warm-up, no schedule."""
+    package = _peer("prodigyplus.prodigy_plus_schedulefree")
+    with redirect_stdout(io.StringIO()):
+        optimizer = package.ProdigyPlusScheduleFree(model.parameters(), lr=1.0, weight_decay=WEIGHT_DECAY)
+    return _averaging(run, workload, model, optimizer, "d", "lr")
+
+
+def _averaging(run: Run, workload: Workload, model: nn.Module, optimizer: Any, *lr: str) -> Trainer:
+    """An optimizer without a schedule whose result is an average that it holds."""
+    optimizer.train()
+
+    def finish() -> None:
+        # The weights become the average x; running statistics are still those of y, where it took gradients.
+        optimizer.eval()
+        if any(isinstance(module, _NormBase) for module in model.modules()):
+            model.train()
+            with torch.no_grad():
+                for batch in islice(workload.batches(run.seed), _REFRESHED):
+                    workload.loss(model, batch)
+
+    return Trainer([optimizer], lambda loss: None, lambda: rate([optimizer], *lr), finish)
+
+
+def _mechanic(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+    """Around torch's optimizer at a learning rate of 1, as its README says, under the schedule."""
+    (optimizer,) = build(run.optimizer, model, 1.0, _peer("mechanic_pytorch").mechanize)
+    scheduler = with_wsd(optimizer, workload.steps)
+
+    def lr() -> float:
+        return rate([optimizer], "lr") * float(optimizer.state["_mechanic"]["s"].sum())
+
+    return Trainer([optimizer], stepping([scheduler]), lr)
+
+
+def _greedy(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+    """GreedyLR from torch's default rate, told the loss of every step, with the settings of its README.
+
+    Those of its constructor hold the rate between 1e-3 and 1 and take every batch's luck for progress or
+    none; where its README uses it without a Trainer it smooths over 50 losses and moves by a hundredth.
+    """
+    package = _peer("transformers.optimization", "'transformers>=5.4'")
+    if not hasattr(package, "GreedyLR"):
+        raise ModuleNotFoundError("this arm needs GreedyLR: pip install 'transformers>=5.4'")
+    optimizers = build(run.optimizer, model, DEFAULT_RATES[run.optimizer])
+    schedulers = [
+        package.GreedyLR(
+            optimizer, mode="min", factor=0.99, patience=10, min_lr=1e-5, smooth=True, window_size=50
+        )
+        for optimizer in optimizers
+    ]
+
+    def after_step(loss: Tensor) -> None:
+        for scheduler in schedulers:
+            scheduler.step(float(loss))
+
+    return Trainer(optimizers, after_step, lambda: rate(optimizers, "lr"))
+
+
+#: By arm.
+PEERS: dict[str, Callable[[Run, Workload, nn.Module], Trainer]] = {
+    "prodigy": _prodigy,
+    "prodigy-schedulefree": _prodigy_schedule_free,
+    "dadaptation": _dadaptation,
+    "schedule-free": _schedule_free,
+    "mechanic": _mechanic,
+    "greedy": _greedy,
+}
+
+
+def _peer(name: str, what: str = "-r benchmarks/requirements.txt") -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = name.partition(".")[0]
+        raise ModuleNotFoundError(f"this arm needs {missing}: pip install {what}") from error

@@ -1,0 +1,1 @@
+"""``replicas``: what more replicas buy. ``command`` is the entry, ``runs`` how one is run."""

@@ -1,0 +1,171 @@
+"""From the runs to the table and the figures' data, in plain JSON.
+
+All of it is arithmetic on rows. A mean over seeds stands beside half the width of its 95 % confidence
+interval; a crashed run with a finite loss counts in the mean, as in the paper, and is marked with a dagger.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.machine import rounded
+from benchmarks.regret.analysis import interval
+from benchmarks.reproduce.order import order
+from benchmarks.reproduce.plan import (
+    CONFIGURATIONS,
+    PLAIN,
+    Block,
+    Plan,
+    Row,
+    Run,
+    blocks,
+    crash_lr,
+    sweep,
+    tuned_lr,
+)
+from benchmarks.reproduce.runs import one_cycle, reduced
+from benchmarks.rows import six_digits
+
+__all__ = ["CURVES", "curves", "learning_rates", "table"]
+
+Finished = Mapping[Run, Row]
+#: The lines of the table whose losses Figure 2 draws.
+CURVES = ("Baseline-Low", "Baseline-High", "Warm-Init", "HDET (full)")
+_HEADER = (
+    *("configuration", "lr", "seed"),
+    *("train", "held_out", "init", "crashed", "crash_step", "seconds", "by_answer"),
+)
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def table(plan: Plan, finished: Finished) -> dict[str, Any]:
+    """The sweep, both blocks line by line, and the runs they are made of."""
+    tuned = tuned_lr(plan, finished)
+    mine = [row for run, row in finished.items() if plan.holds(run)]
+    mine.sort(key=lambda row: (row["configuration"], row["lr"] or 0.0, row["seed"]))
+    swept = [{"lr": lr, **_over_seeds(_rows(plan, PLAIN, lr, finished))} for lr in sweep(plan, finished)]
+    return {
+        "sweep": {"rows": six_digits(swept), "tuned_lr": tuned, "crash_lr": crash_lr(plan, finished)},
+        "blocks": [
+            {
+                **_about(block),
+                "rows": six_digits([_line(plan, block, line, tuned, finished) for line in plan.lines]),
+            }
+            for block in blocks(plan, finished)
+        ],
+        "runs": {
+            "header": list(_HEADER),
+            "rows": six_digits([[_kept(row[name]) for name in _HEADER] for row in mine]),
+        },
+    }
+
+
+def _line(plan: Plan, block: Block, line: str, tuned: float | None, finished: Finished) -> dict[str, Any]:
+    about = CONFIGURATIONS[line]
+    lr = block.lr(line, tuned)
+    known = lr is not None or about.rate == "none"
+    paper = {"loss": about.paper_loss, "crashed": about.paper_crashed}
+    return {
+        "configuration": line,
+        "description": about.description,
+        "lr": lr,
+        "paper": paper if about.paper_loss is not None and plan.task != "charlm" else None,
+        **_over_seeds(_rows(plan, about.runs, lr, finished) if known else []),
+    }
+
+
+def _rows(plan: Plan, configuration: str, lr: float | None, finished: Finished) -> list[Row]:
+    return [row for run in plan.over_seeds(configuration, lr) if (row := finished.get(run)) is not None]
+
+
+def _over_seeds(rows: Sequence[Row]) -> dict[str, Any]:
+    crashes = [row["crash_step"] for row in rows if row["crashed"]]
+    return {
+        "seeds": len(rows),
+        "train": _interval(row["train"] for row in rows),
+        "held_out": _interval(row["held_out"] for row in rows),
+        "crashed": len(crashes),
+        "crash_step": int(statistics.median(crashes)) if crashes else None,
+        "seconds": statistics.fmean(row["seconds"] for row in rows) if rows else None,
+    }
+
+
+def _interval(values: Iterable[float | None]) -> dict[str, float | None]:
+    """Over the seeds; None if there is no seed yet, or one of them is not finite."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    if not known or len(known) < len(found):
+        return {"mean": None, "half_width": None}
+    mean, half = interval(known)
+    return {"mean": mean, "half_width": half}
+
+
+def _about(block: Block) -> dict[str, Any]:
+    return {"name": block.name, "title": block.title, "low": block.low, "high": block.high}
+
+
+def _kept(value: Any) -> Any:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+# ---------------------------------------------------------------------- the figures
+
+
+def curves(plan: Plan, finished: Finished) -> dict[str, Any]:
+    """Figure 2: training loss against steps, for each block the curves of every seed."""
+    return {
+        "blocks": [
+            {**_about(block), "curves": [_curve(plan, block, line, finished) for line in CURVES]}
+            for block in blocks(plan, finished)
+        ]
+    }
+
+
+def _curve(plan: Plan, block: Block, line: str, finished: Finished) -> dict[str, Any]:
+    lr = block.lr(line, None)
+    rows = _rows(plan, CONFIGURATIONS[line].runs, lr, finished)
+    over = _over_seeds(rows)
+    return {
+        "configuration": line,
+        "lr": lr,
+        **{name: over[name] for name in ("seeds", "crashed", "crash_step")},
+        "runs": [
+            {
+                "seed": row["seed"],
+                "steps": row["loss_steps"],
+                "loss": rounded(row["loss"]),
+                **{name: row[name] for name in ("crashed", "crash_step")},
+                **six_digits({"init": row["init"], "final": row["train"]}),
+            }
+            for row in rows
+        ],
+    }
+
+
+def learning_rates(plan: Plan, finished: Finished, *, steps: int, control_from: int) -> dict[str, Any]:
+    """Figure 3: the learning rate of every group against plain OneCycleLR, and what order they are in."""
+    found = []
+    for block in blocks(plan, finished):
+        rows = _rows(plan, "HDET (full)", block.high, finished)
+        at, lrs = reduced(one_cycle(block.high, steps))
+        found.append(
+            {
+                **_about(block),
+                "plain": {"steps": at, "lr": rounded(lrs)},
+                "runs": [
+                    {
+                        "seed": row["seed"],
+                        "steps": row["lr_steps"],
+                        **six_digits({"lrs": row["lrs"], "factors": row["factors"]}),
+                    }
+                    for row in rows
+                ],
+                "order": six_digits(order(rows, control_from, steps)),
+            }
+        )
+    groups = next((list(run["lrs"]) for block in found for run in block["runs"]), [])
+    return {"groups": groups, "control_from": control_from, "blocks": found}

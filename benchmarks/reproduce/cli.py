@@ -1,0 +1,95 @@
+"""``python -m benchmarks reproduce``: an experiment of the paper at a size that one machine holds."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.show import Device, Scale, as_json, progress
+from hdet.cli.show import console, plain_errors, stopped
+
+__all__ = ["Experiment", "reproduce"]
+
+
+class Experiment(str, Enum):
+    """What of the paper can be repeated."""
+
+    table1 = "table1"
+    figure2 = "figure2"
+    figure3 = "figure3"
+    pretraining = "pretraining"
+
+
+def reproduce(
+    name: Annotated[Experiment, typer.Argument(help="What of the paper to repeat.")],
+    scale: Annotated[
+        Scale, typer.Option(help="The size: minutes a seed on two cores, or one GPU.")
+    ] = Scale.cpu,
+    device: Annotated[
+        Device | None, typer.Option(help="Where to train.", show_default="where the scale belongs")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="KuaiRand's file, or its folder, to train on.", show_default="a synthetic feed"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs of each kind.")] = 3,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="The file of finished runs, which are not run again.",
+            show_default="runs/reproduce-TASK-SCALE.jsonl",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time.", show_default="one on each core")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="After so long start no further run, and end.", show_default="until all are done"
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="The folder to write to.",
+            show_default="runs/reproduce",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny runs, to see that it works.")] = False,
+) -> None:
+    """Repeat an experiment of the paper at a size that one machine holds; stopped, it goes on from there."""
+    from benchmarks.reproduce import command as experiment
+
+    screen = console()
+    folder = output or Path("runs/reproduce")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"--output must be a folder that can be made: {error}") from error
+    again = "runs that were done are kept: the same command goes on from there"
+    with stopped(again), plain_errors(), screen.status(name.value) as status:
+        try:
+            result = experiment.run(
+                name.value,
+                scale=scale.value,
+                device=device and device.value,
+                data=data,
+                seeds=seeds,
+                rows=rows,
+                processes=processes,
+                minutes=minutes,
+                quick=quick,
+                on_progress=progress(screen, status),
+            )
+        except (ValueError, FileNotFoundError) as error:
+            raise typer.BadParameter(str(error)) from error
+    screen.print(experiment.said(result), markup=False, highlight=False, soft_wrap=True)
+    with plain_errors():
+        files = experiment.write(result, folder, as_json(result))
+    screen.print(f"Written to {', '.join(map(str, files))}", soft_wrap=True, highlight=False)

@@ -1,0 +1,77 @@
+"""Every experiment's numbers as Markdown: which table belongs to which, and where its numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fan_out import command as fan_out
+from benchmarks.replicas import command as replicas
+from benchmarks.reproduce import text as reproduce
+from benchmarks.scale import command as scale
+from benchmarks.speed import feed, large, stacked
+from benchmarks.tools.claims.rules import machine_of
+from benchmarks.tools.quote.files import read
+from benchmarks.tools.quote.tables import brief, cost, faults, rates, several, windows
+
+__all__ = ["PARTS", "made_by", "quoted", "source"]
+
+#: The tables of an experiment: the usual one, and by a second word the others.
+PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
+    "converge": {"": cost.converge},
+    "step": {"": cost.step},
+    "autolr": {"": cost.autolr},
+    "regret": {"": rates.regret, "excess": rates.excess, "brief": brief.brief},
+    "lightbench": {"": rates.lightbench},
+    "deepobs": {"": rates.deepobs},
+    "autotune": {"": several.autotune},
+    "hyperparameters": {"": several.hyperparameters},
+    "delay": {"": several.delay},
+    "feed": {"": feed.markdown},
+    "large": {"": large.markdown},
+    "stacked": {"": stacked.markdown},
+    "replicas": {"": replicas.markdown},
+    "fan-out": {"": fan_out.markdown},
+    "chaos": {"": faults.chaos},
+    "decisions": {"": windows.text, "digits": windows.digits},
+    "scale": {"": scale.markdown},
+    "reproduce": {"": reproduce.markdown},
+}
+_OVER_SEEDS = (*("regret", "hyperparameters", "delay", "autotune", "replicas", "fan-out", "reproduce"),)
+_STATISTIC = {
+    "chaos": "counts",
+    "decisions": "one run of each",
+    "lightbench": "counts",
+    "deepobs": "means over seeds ± their deviation",
+    "autolr": "whole runs in the order A B B A",
+    **dict.fromkeys(_OVER_SEEDS, "means over seeds; what follows ± is half of the 95 % confidence interval"),
+}
+
+
+def quoted(name: str, part: str, evidence: Path) -> str:
+    """The table of one file, and the line that says how it was made."""
+    result = read(name, evidence)
+    tables = PARTS[result["experiment"]]
+    if part not in tables:
+        known = ", ".join(repr(known) for known in tables if known) or "none"
+        raise LookupError(f"{name}.json has no part {part!r}: the parts that a mark may name are {known}")
+    return f"{tables[part](result)}\n\n{source(result)}"
+
+
+def made_by(names: str, evidence: Path) -> str:
+    """Commands of files in few words, machine by machine, with the dates."""
+    found: dict[str, list[str]] = {}
+    for name in names.split():
+        result = read(name, evidence)
+        where = f"{machine_of(result)}, {result['machine']['date'][:10]}"
+        found.setdefault(where, []).append(f"`{result['command']}`")
+    return "; ".join(f"{', '.join(commands)} ({where})" for where, commands in found.items())
+
+
+def source(result: dict[str, Any]) -> str:
+    """Command, machine, version and date of a result, and what its numbers are."""
+    about = result["machine"]
+    where = about.get("gpu") or f"{about['cores']} cores of {about['cpu']}"
+    kind = _STATISTIC.get(result["experiment"], "medians")
+    return f"`{result['command']}`, {where}, torch {about['torch']}, {about['date'][:10]}; {kind}."

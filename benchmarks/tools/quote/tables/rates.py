@@ -1,0 +1,83 @@
+"""Rates that nobody gave beside tuned ones, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.regret.analysis import grid, misled
+from benchmarks.regret.tables import detail, leading, matrix, unpaired_note
+from benchmarks.tools.quote.tables.grid import markdown
+
+__all__ = ["deepobs", "excess", "lightbench", "regret"]
+
+
+def regret(result: dict[str, Any]) -> str:
+    """The normalised regret of every method."""
+    headings, rows = grid(result, lambda text: f"**{text}**")
+    notes = [
+        "Normalised regret of the final held-out loss in %: 0 is the tuned sweep, 100 the untrained model. "
+        "**Bold**: the best of those that ask for no learning rate."
+    ]
+    if result["looked_at"]:
+        notes.append(f"The defaults were chosen while looking at {', '.join(result['looked_at'])}")
+        confirmed = ", ".join(result["confirmed_on"])
+        notes[-1] += f", and confirmed on {confirmed}." if confirmed else "."
+    if "prodigy" in result["overall"]:
+        notes.append("Prodigy has no variant of SGD.")
+    if others := misled(result):
+        worst = [over["worst"] for over in others.values()]
+        notes.append(
+            f"With its optimizer built at {', '.join(others)} instead (one seed), AutoLR's worst regret is "
+            f"{'∞' if None in worst else f'{max(worst):.2f}'} %."
+        )
+    if result["missing_runs"]:
+        notes.append(f"{result['missing_runs']} runs are still missing.")
+    return "\n".join([markdown(headings, rows), "", " ".join([*notes, *result["caveats"]])])
+
+
+def excess(result: dict[str, Any]) -> str:
+    """The excess of every method, and AutoLR's in detail."""
+    found = result["excess"]
+    chosen = leading(found) == "chosen"
+    notes = [
+        "Excess L/L_tuned − 1 in %, each seed over the tuned run of the same seed, "
+        + ("chosen over chosen; in brackets both as they end." if chosen else "both as they end.")
+        + " **Bold**: the best of those that ask for no learning rate.",
+        "*As a rate off by*: the smallest factor by which a hand-picked rate must miss the best of the sweep "
+        "to do as badly. *Worth random rates*: of how many rates, drawn evenly in log rate over the sweep's "
+        "range, the best is as good on average (all: none is).",
+    ]
+    if note := unpaired_note(found):
+        notes.append(note)
+    met = [f"{name}: {'met' if goal['met'] else 'missed'}" for name, goal in found["goals"].items()]
+    if chosen:
+        notes.append(f"Goals: {'; '.join(met)}.")
+    else:
+        notes.append("These runs were made before chosen losses were kept, which the goals are about.")
+    tables = (matrix(found, lambda text: f"**{text}**"), detail(found))
+    return "\n\n".join([*(markdown(*one) for one in tables), " ".join(notes)])
+
+
+def lightbench(result: dict[str, Any]) -> str:
+    """How many were solved, and which of those that ten trials solve were not."""
+    counts, published = result["counts"]["autolr"], result["adamw_solved_within_trials"]
+    lines = [
+        "| one run of AutoLR each | AdamW within 10 trials | within 30 | within 1,000 |",
+        "|---|---|---|---|",
+        f"| {counts['solved']} of {counts['run']} | " + " | ".join(map(str, published.values())) + " |",
+    ]
+    return "\n".join(lines)
+
+
+def deepobs(result: dict[str, Any]) -> str:
+    """Beside the published runs."""
+    arms = ("AutoLR", "swept, with decay", "default")
+    lines = ["| optimizer | published, tuned | AutoLR | swept here, with decay | at 1e-3 |", "|---" * 5 + "|"]
+    for row in result["rows"]:
+        cells = [row["published"], *(row["arms"][arm] for arm in arms)]
+        said = [
+            "–" if not c or c["mean"] is None else f"{c['mean']:.3f} ± {c['deviation']:.3f}" for c in cells
+        ]
+        lines.append(f"| {row['optimizer']} | {' | '.join(said)} |")
+    note = f"Test loss after {result['settings']['steps']} steps, mean ± deviation of ten seeds."
+    return "\n".join([*lines, "", note])

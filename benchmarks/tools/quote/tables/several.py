@@ -1,0 +1,58 @@
+"""Hyperparameters other than the learning rate, and several at once, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.autotune import tables as autotune_tables
+from benchmarks.autotune.plan import AUTOTUNE
+from benchmarks.hyperparameters import analysis
+from benchmarks.hyperparameters import delay as delayed
+from benchmarks.tools.quote.tables.grid import markdown
+
+__all__ = ["autotune", "delay", "hyperparameters"]
+
+
+def autotune(result: dict[str, Any]) -> str:
+    """Test losses of every way to search, beside the truth."""
+    arms = [line["arm"] for line in result["tasks"][0]["arms"]]
+    names = [task["task"] for task in result["tasks"]]
+    lines = [f"| test loss (over the truth, %) | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    best = [task["truth"] for task in result["tasks"]]
+    lines.append(
+        "| the truth | " + " | ".join(_interval(one["test"], one["test_half_width"]) for one in best) + " |"
+    )
+    for arm in arms:
+        cells = []
+        for task in result["tasks"]:
+            line = next(line for line in task["arms"] if line["arm"] == arm)
+            cells.append(f"{_interval(line['test'], line['test_half_width'])} ({line['excess']:+.1f})")
+        name = f"**{arm}**" if arm == AUTOTUNE else arm
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", " ".join(autotune_tables.said(result["verdicts"]))])
+
+
+def _interval(mean: float, half: float | None) -> str:
+    return f"{mean:.3f}" + ("" if half is None else f" ± {half:.3f}")
+
+
+def delay(result: dict[str, Any]) -> str:
+    """For how many syncs a value of the temperature is not seen."""
+    headings, lines = delayed.grid(result)
+    rows = [headings, ["---"] * len(headings), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def hyperparameters(result: dict[str, Any]) -> str:
+    """What is recovered from a wrong start, one at a time and four at once."""
+    parts = [markdown(*analysis.grid(result))]
+    notes = [
+        "`recovered` is (wrong − HDET)/(wrong − best) of the final held-out loss, seed by seed: 0 is to stay "
+        "at the start, 100 the best value of the grid from the first step on."
+    ]
+    if result["four"]:
+        parts.append(markdown(*analysis.together(result)))
+        notes.append("The values beside four at once are those that the first seed ended with.")
+    if result["missing_runs"]:
+        notes.append(f"{result['missing_runs']} runs are still missing.")
+    return "\n\n".join([*parts, " ".join([*notes, *result["caveats"]])])
