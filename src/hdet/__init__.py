@@ -1,4 +1,5 @@
-"""hdet: the data-parallel replicas you already pay for find your hyperparameters while they train.
+"""Train PyTorch models without choosing a learning rate: hdet finds it, and other hyperparameters, while the
+model trains.
 
 Names are imported when they are first asked for: ``hdet --version`` needs no torch.
 """
@@ -7,14 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hdet.auto_lr import AutoLR
-    from hdet.auto_tune import AutoTune
-    from hdet.best_mean import BestMean
-    from hdet.controllers import HorizonController, RegressionController, SoftmaxController
-    from hdet.engine.events import Event
-    from hdet.ensemble import Ensemble
-    from hdet.finder import Found, find
-    from hdet.guard import Guard
+    from hdet.autolr.auto_lr import AutoLR
+    from hdet.autolr.best_mean import BestMean
+    from hdet.autolr.find import Found, find
+    from hdet.autolr.guard import Guard
+    from hdet.autolr.replay import replay
+    from hdet.autolr.rule import HorizonController
     from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord, read_history
     from hdet.hyperparameters import (
         Betas,
@@ -24,35 +23,36 @@ if TYPE_CHECKING:
         LabelSmoothing,
         LearningRate,
         Momentum,
-        OuterLR,
-        OuterMomentum,
         Temperature,
         WeightDecay,
     )
     from hdet.interruption import Interruptible
-    from hdet.one_cycle import OneCycleAutoLR
+    from hdet.loop.announce import Event
     from hdet.probes import Probe
-    from hdet.replicas import Arms, FaultTolerantReplicas, StackedReplicas
+    from hdet.published.one_cycle import OneCycleAutoLR
+    from hdet.published.softmax import SoftmaxController
+    from hdet.published.warm_start import warm_start_
+    from hdet.replicas import Arms, StackedReplicas
     from hdet.saving import Loaded, load, save
-    from hdet.schedules import replay
-    from hdet.warm_start import warm_start_
-    from hdet.weights.outer import Outer
+    from hdet.tuning.auto_tune import AutoTune
+    from hdet.tuning.ensemble import Ensemble
+    from hdet.tuning.regression import RegressionController
 
 __version__ = "0.2.0"
 
 #: Where each public name lives; the imports above tell type checkers the same.
 _HOMES = {
-    "AutoLR": "auto_lr",
-    "AutoTune": "auto_tune",
-    "BestMean": "best_mean",
-    "HorizonController": "controllers",
-    "RegressionController": "controllers",
-    "SoftmaxController": "controllers",
-    "Event": "engine.events",
-    "Ensemble": "ensemble",
-    "Found": "finder",
-    "find": "finder",
-    "Guard": "guard",
+    "AutoLR": "autolr.auto_lr",
+    "AutoTune": "tuning.auto_tune",
+    "BestMean": "autolr.best_mean",
+    "HorizonController": "autolr.rule",
+    "RegressionController": "tuning.regression",
+    "SoftmaxController": "published.softmax",
+    "Event": "loop.announce",
+    "Ensemble": "tuning.ensemble",
+    "Found": "autolr.find",
+    "find": "autolr.find",
+    "Guard": "autolr.guard",
     "HorizonRecord": "history",
     "HyperparameterRecord": "history",
     "SyncRecord": "history",
@@ -64,22 +64,18 @@ _HOMES = {
     "LabelSmoothing": "hyperparameters",
     "LearningRate": "hyperparameters",
     "Momentum": "hyperparameters",
-    "OuterLR": "hyperparameters",
-    "OuterMomentum": "hyperparameters",
     "Temperature": "hyperparameters",
     "WeightDecay": "hyperparameters",
     "Interruptible": "interruption",
-    "OneCycleAutoLR": "one_cycle",
+    "OneCycleAutoLR": "published.one_cycle",
     "Probe": "probes",
     "Arms": "replicas",
-    "FaultTolerantReplicas": "replicas",
     "StackedReplicas": "replicas",
     "Loaded": "saving",
     "load": "saving",
     "save": "saving",
-    "replay": "schedules",
-    "warm_start_": "warm_start",
-    "Outer": "weights.outer",
+    "replay": "autolr.replay",
+    "warm_start_": "published.warm_start",
 }
 
 __all__ = [
@@ -91,7 +87,6 @@ __all__ = [
     "Dropout",
     "Ensemble",
     "Event",
-    "FaultTolerantReplicas",
     "Found",
     "GradientClip",
     "Guard",
@@ -105,9 +100,6 @@ __all__ = [
     "Loaded",
     "Momentum",
     "OneCycleAutoLR",
-    "Outer",
-    "OuterLR",
-    "OuterMomentum",
     "Probe",
     "RegressionController",
     "SoftmaxController",
@@ -131,6 +123,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if not name.startswith("_"):
+        import_module("hdet.removed").refuse_name(name)
         try:
             return import_module(f"hdet.{name}")  # a room: hdet.history.read(path)
         except ModuleNotFoundError as error:

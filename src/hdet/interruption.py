@@ -58,11 +58,6 @@ class Interruptible:
                 "Interruptible: auto must be an AutoLR, AutoTune, OneCycleAutoLR or Ensemble, got "
                 f"{type(auto).__name__}"
             )
-        if replicas.elastic:
-            raise ValueError(
-                "Interruptible: ranks must stay until they leave together, got replicas that come and go; "
-                "whoever carries them tells them when to stop"
-            )
         self._auto, self._save, self._replicas = auto, save, replicas
         self._signals = signals
         self._before: dict[int, Any] = {}
@@ -106,7 +101,7 @@ class Interruptible:
         self._steps, self._asked_at = 0, time.monotonic()
 
     def _leave(self, number: int) -> None:
-        if self._replicas.place == 0:
+        if self._replicas.world_rank == 0:
             said = "the replicas are one model" + ("" if self._save is None else ", and saved")
             logger.warning("Interruptible: signal %d: leaves at this step; %s", number, said)
         if self._auto.apart:

@@ -1,14 +1,21 @@
 """``save`` and ``load``: everything that a run needs to go on bit for bit, or nothing.
 
 A checkpoint is a folder. ``shared.pt`` holds what is the same on all ranks, ``rank3.pt`` what is rank 3's
-own, and ``manifest.json`` which files there are, with their SHA-256. It is written beside its place and put
-there by renaming, whole; the one that was there becomes ``.previous``. Whenever writing is cut short, one of
-the two is whole, and :func:`load` finds it.
+own, and ``manifest.json`` names the files, with their SHA-256. It is written beside its place and renamed
+into it; the one that was there becomes ``.previous``. At every moment one of the two is whole, and
+:func:`load` finds it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
+import random
+import re
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -16,22 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from hdet import checkpoint, randomness
-from hdet.engine.envelope import digest
+import hdet
+from hdet.loop.state import digest, plain
 from hdet.replicas import Replicas, find_replicas
 
-__all__ = ["Loaded", "load", "save"]
+__all__ = ["Loaded", "candidates", "examined", "load", "save"]
 
 logger = logging.getLogger("hdet")
 
-_SHARED, _TENSORS = "shared.pt", ": tensors"
-#: Where a door's state has the engine's.
-_INNER = ("engine", "hdet")
-#: What ``weights_only`` reads back.
-_PLAIN = (type(None), bool, int, float, str, bytes, Tensor, torch.Size, torch.dtype, torch.device)
+_MANIFEST, _SHARED, _FORMAT = "manifest.json", "shared.pt", 1
+#: All that a checkpoint consists of.
+_OURS = re.compile(r"manifest\.json|shared\.pt|rank\d+\.pt")
+#: The name under which the tensors of a state are saved.
+_TENSORS = ": tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +65,20 @@ def save(
 ) -> None:
     """Write a checkpoint, whole or not at all. Every rank calls it, at the same step.
 
-    Replicas that are apart are made one model first. What is the same on all ranks is written once; what is
-    not (shards, the window of a horizon that diverges, random states) each rank writes for itself.
+    Replicas that differ are averaged first. What is the same on all ranks is written once; what is not
+    (shards, the window of replicas that differ, random states) each rank writes for itself.
 
     Args:
-        path: of the folder, which all ranks can reach. One that is there becomes ``<path>.previous``.
+        path: of the folder, which all ranks can reach and which nothing else is in. One that is there becomes
+            ``<path>.previous``.
         model, optimizer: what is trained, and by what.
         auto: an AutoLR, AutoTune, OneCycleAutoLR, Ensemble, BestMean or Guard.
         rng: whether torch's, its accelerators', numpy's and Python's random states are kept.
         **anything: whatever has a ``state_dict`` (a scaler, a sampler), or a plain value (an epoch).
 
     Raises:
-        RuntimeError: on all ranks, where one of them failed. The checkpoint of before is still there.
+        FileExistsError: on rank 0, where a folder that would be replaced is no checkpoint.
+        RuntimeError: on all other ranks, where one of them failed. The checkpoint of before is still there.
 
     >>> import tempfile
     >>> model = nn.Linear(2, 1)
@@ -78,7 +87,8 @@ def save(
     ...     load(f"{folder}/run", model=model)["epoch"]
     3
     """
-    ranks = _Ranks.of("hdet.save", model, auto)
+    ranks, place = _Ranks.of("hdet.save", model, auto), Path(path)
+    ranks.together("hdet.save", lambda: _refuse_other_files(place) if ranks.mine == 0 else None)
     if getattr(auto, "apart", False):
         auto.converge()
     items = {"model": model, "optimizer": optimizer, "auto": auto, **anything}
@@ -88,12 +98,17 @@ def save(
     def prepare() -> list[float]:
         for name, item in items.items():
             if item is not None:
-                states.update(_parted(name, _state_of(name, item), marks))
+                state = plain(item.state_dict() if hasattr(item, "state_dict") else item, name)
+                _add(name, state, states, marks)
         return [number for name in sorted(states) for number in _numbers(marks[name])]
 
     own = ranks.unlike("hdet.save: taking the states", prepare, states)
-    steps = getattr(auto, "steps", None)
-    _write_all(Path(path), ranks, states, own, randomness.now() if rng else None, steps)
+    shared = {name: state for name, state in states.items() if name not in own}
+    mine = {name: state for name, state in states.items() if name in own}
+    mine |= {"rng": _random_states()} if rng else {}
+    kinds = {name: "own" if name in own else "shared" for name in states}
+    about = {"ranks": ranks.count, "steps": getattr(auto, "steps", None), "items": kinds}
+    _write_all(place, ranks, shared, mine, about)
 
 
 def load(
@@ -108,8 +123,8 @@ def load(
     """Take up where :func:`save` left off: the newest checkpoint that is whole on all ranks. Every rank calls
     it, with a model, an optimizer and an ``auto`` that are set up as they were.
 
-    Where the newest one is not whole, the one before is taken, and said. On another number of ranks what is
-    the same on all is taken, and of an ``auto``'s own state rank 0's; random states are not.
+    Where the newest one is not whole, it loads the one before and warns. On another number of ranks it loads
+    what is the same on all, and of an ``auto``'s own state rank 0's; no random states.
 
     Raises:
         ValueError: on all ranks, where there is no checkpoint that is whole; nothing has changed then.
@@ -123,11 +138,9 @@ def load(
                 f"read load(...)[{name!r}]"
             )
     ranks = _Ranks.of("hdet.load", model, auto)
-    newest = Path(path)
     troubles: list[str] = []
-    for candidate in checkpoint.candidates(newest):
-        read: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        trouble = _trouble(candidate, ranks, items, read)
+    for candidate in candidates(Path(path)):
+        states, same, trouble = _read(candidate, ranks, items)
         failed = [row[0] for row in ranks.gather([float(bool(trouble))])]
         if not any(failed):
             break
@@ -135,22 +148,38 @@ def load(
             trouble or f"{candidate} is not whole on rank {failed.index(1.0)}; its error says why"
         )
     else:
-        raise ValueError(
-            f"hdet.load: there must be a whole checkpoint at {newest}, got {'; '.join(troubles)}"
-        )
+        raise ValueError(f"hdet.load: there must be a whole checkpoint at {path}, got {'; '.join(troubles)}")
     if troubles:
         logger.warning("hdet.load: takes the checkpoint before, %s, since %s", candidate, troubles[0])
-    states, manifest = read[0]
 
     def take() -> None:
         for name in sorted(items, key=lambda name: name == "auto"):  # it looks at the others
             items[name].load_state_dict(states[name])
-        if rng and "rng" in states and manifest["ranks"] == ranks.count:
-            randomness.set_to(states["rng"])
+        if rng and same and "rng" in states:
+            _set_random_states(states["rng"])
 
     ranks.together("hdet.load", take)
     values = {name: state for name, state in states.items() if name not in items and name != "rng"}
     return Loaded(candidate, troubles[0] if troubles else "", values)
+
+
+def candidates(path: Path) -> list[Path]:
+    """Where a whole checkpoint may be, the newest first; the second one where renaming was interrupted."""
+    return [path, *(path.with_name(path.name + end) for end in (".replaced", ".previous"))]
+
+
+def examined(folder: Path) -> tuple[dict[str, Any], str]:
+    """A checkpoint's manifest, and what is wrong with it: "" where all files are what they were."""
+    manifest: dict[str, Any] = {}
+    try:
+        manifest = _manifest(folder)
+        for name in manifest["files"]:
+            _check_file(folder, name, manifest)
+    except ValueError as error:
+        return manifest, str(error)
+    except Exception as error:  # json, torch and the disk have many words for what is damaged
+        return manifest, f"{type(error).__name__}: {error}"
+    return manifest, ""
 
 
 # ---------------------------------------------------------------------- ranks
@@ -167,23 +196,18 @@ class _Ranks:
         found = getattr(auto, "replicas", None)
         if not isinstance(found, Replicas):
             found = find_replicas(caller, [] if model is None else model.parameters(), model=model)
-        if found.elastic:
-            raise ValueError(
-                f"{caller}: ranks must stay while they save, got replicas that come and go; save with "
-                "torch.save on each of them, and let whoever carries them hand over the state"
-            )
         return cls(found)
 
     @property
     def mine(self) -> int:
-        return self.replicas.place // self.replicas.here
+        return self.replicas.world_rank // self.replicas.local_count
 
     @property
     def count(self) -> int:
-        return self.replicas.ranks // self.replicas.here
+        return self.replicas.world_size // self.replicas.local_count
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        return self.replicas.gather_ranks(row)[:: self.replicas.here]
+        return self.replicas.gather_ranks(row)[:: self.replicas.local_count]
 
     def together(self, what: str, act: Callable[[], object]) -> None:
         def without_row() -> list[float]:
@@ -206,131 +230,172 @@ class _Ranks:
 
 
 def _numbers(text: str) -> list[float]:
-    """A hash as eight whole numbers, which floats hold exactly."""
-    value = int(text, 16)
-    return [float(value >> shift & 0xFFFFFFFF) for shift in range(0, 256, 32)]
-
-
-def _joined(numbers: Sequence[float]) -> int:
-    return sum(int(number) << shift for number, shift in zip(numbers, range(0, 256, 32), strict=True))
+    """A SHA-256 as eight whole numbers, which floats hold exactly."""
+    return [float(int(text[at : at + 8], 16)) for at in range(0, 64, 8)]
 
 
 # ---------------------------------------------------------------------- what is written
 
 
-def _state_of(name: str, item: Any) -> Any:
-    state = item.state_dict() if hasattr(item, "state_dict") else item
-    _refuse_strange(name, state)
-    return state
+def _refuse_other_files(path: Path) -> None:
+    """What is not hdet's is never deleted: neither in the folder nor in those beside it that are replaced."""
+    for folder in (*candidates(path), path.with_name(path.name + ".writing")):
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise FileExistsError(
+                f"hdet.save: {folder} must be a folder or not exist, got a file or a link; give another path"
+            )
+        names = os.listdir(folder) if folder.exists() else []
+        if others := [name for name in names if not _OURS.fullmatch(name)]:
+            raise FileExistsError(
+                f"hdet.save: {folder} must be a checkpoint or not exist, since a save replaces it whole, and "
+                f"{min(others)!r} in it is no part of one; give a folder of its own, as {path / 'checkpoint'}"
+            )
 
 
-def _parted(name: str, state: Any, marks: dict[str, str]) -> dict[str, Any]:
-    """A door's state in two: its values, of which each rank has its own, and its tensors, which are copies of
-    the weights and mostly the same on all. ``marks`` tells who has the same."""
-    key = next((key for key in _INNER if isinstance(state, Mapping) and key in state), None)
-    inner = state if key is None else state[key]
-    if not isinstance(inner, Mapping) or not inner.keys() >= {"values", "tensors"}:
-        marks[name] = digest(state)
-        return {name: state}
-    marks[name] = digest([state, inner["values"]])
-    marks[name + _TENSORS] = digest(inner["values"][0]["sums"])
-    bare = {**inner, "tensors": {}}
-    return {name: bare if key is None else {**state, key: bare}, name + _TENSORS: inner["tensors"]}
-
-
-def _joined_states(states: dict[str, Any]) -> dict[str, Any]:
-    """What :func:`_parted` has taken apart."""
-    for name in [name for name in states if name.endswith(_TENSORS)]:
-        state, tensors = states[name.removesuffix(_TENSORS)], states.pop(name)
-        inner = next((state[key] for key in _INNER if key in state), state)
-        inner["tensors"] = tensors
-    return states
-
-
-def _refuse_strange(name: str, value: Any) -> None:
-    """What could not be read back is refused when it is saved, not when it is needed."""
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            _refuse_strange(f"{name}.{key}", one)
-    elif type(value) in (list, tuple):
-        for i, one in enumerate(value):
-            _refuse_strange(f"{name}[{i}]", one)
-    elif not isinstance(value, _PLAIN):
-        raise TypeError(
-            f"hdet.save: {name} must be made of tensors, numbers, text, lists and dicts, which are read back "
-            f"without running code, got {type(value).__name__}; give something with a state_dict of such"
-        )
+def _add(name: str, state: Any, states: dict[str, Any], marks: dict[str, str]) -> None:
+    """An hdet state in two: its values, of which each rank has its own, and its tensors, which are copies of
+    the weights and mostly the same on all. Ranks whose ``marks`` are equal have the same."""
+    if not isinstance(state, Mapping) or state.keys() != {"state", "tensors"}:
+        states[name], marks[name] = state, digest(state)
+        return
+    (said,) = state["state"]
+    states[name], marks[name] = {"state": state["state"], "tensors": {}}, said["checksum"]
+    states[name + _TENSORS], marks[name + _TENSORS] = state["tensors"], digest(said["sums"])
 
 
 def _write_all(
-    path: Path,
-    ranks: _Ranks,
-    states: Mapping[str, Any],
-    own: set[str],
-    rng: dict[str, Any] | None,
-    steps: int | None,
+    path: Path, ranks: _Ranks, shared: dict[str, Any], mine: dict[str, Any], about: Mapping[str, Any]
 ) -> None:
-    mine = {name: state for name, state in states.items() if name in own}
-    mine |= {} if rng is None else {"rng": rng}
-    shared = {name: state for name, state in states.items() if name not in own}
     folder, first = path.with_name(path.name + ".writing"), ranks.mine == 0
-    ranks.together("hdet.save: making the folder", lambda: checkpoint.begin(folder) if first else None)
+    ranks.together("hdet.save: making the folder", lambda: _begin(folder) if first else None)
     hashes: dict[str, str] = {}
 
     def write() -> list[float]:
         if first and shared:
-            hashes[_SHARED] = checkpoint.write(folder / _SHARED, shared)
-        return _numbers(checkpoint.write(folder / f"rank{ranks.mine}.pt", mine) if mine else "0")
+            hashes[_SHARED] = _write(folder / _SHARED, shared)
+        return _numbers(_write(folder / f"rank{ranks.mine}.pt", mine) if mine else 64 * "0")
 
-    written = [_joined(row) for row in ranks.measured("hdet.save: writing", write)]
-    hashes |= {f"rank{r}.pt": f"{found:064x}" for r, found in enumerate(written) if found}
+    for rank, row in enumerate(ranks.measured("hdet.save: writing", write)):
+        if any(row):
+            hashes[f"rank{rank}.pt"] = "".join(f"{int(number):08x}" for number in row)
 
     def finish() -> None:
         if first:
-            kinds = {name: "own" if name in own else "shared" for name in states}
-            checkpoint.seal(folder, hashes, {"ranks": ranks.count, "steps": steps, "items": kinds})
-            checkpoint.put(folder, path)
+            _seal(folder, {"format": _FORMAT, "hdet": hdet.__version__, **about, "files": hashes})
+            _rename(folder, path)
 
-    ranks.together("hdet.save: putting it in its place", finish)
+    ranks.together("hdet.save: renaming it", finish)
+
+
+def _begin(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of a save that was interrupted
+    folder.mkdir()
+
+
+def _write(file: Path, states: Mapping[str, Any]) -> str:
+    with file.open("wb") as out:
+        torch.save(dict(states), out)
+        out.flush()
+        os.fsync(out.fileno())
+    return _sha256(file)
+
+
+def _seal(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Everything is there and on the disk."""
+    for name in manifest["files"]:
+        if not (folder / name).exists():
+            raise FileNotFoundError(
+                f"hdet.save: all ranks must write to one folder, and {name} is not in {folder}; give a path "
+                "on a disk that all machines share"
+            )
+    with (folder / _MANIFEST).open("w", encoding="utf-8") as out:
+        json.dump({**manifest, "digest": digest(manifest)}, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+    _sync(folder)
+
+
+def _rename(folder: Path, path: Path) -> None:
+    """The checkpoint that is there becomes the previous one only once the new one is in its place."""
+    _, replaced, previous = candidates(path)
+    if path.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.replace(path, replaced)
+    os.replace(folder, path)
+    _sync(path.parent)
+    if replaced.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        os.replace(replaced, previous)
+        _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 # ---------------------------------------------------------------------- what is read
 
 
-def _trouble(
-    folder: Path,
-    ranks: _Ranks,
-    items: Mapping[str, Any],
-    read: list[tuple[dict[str, Any], dict[str, Any]]],
-) -> str:
-    """Why a checkpoint cannot be taken; if it can, its states and manifest are put into ``read``."""
+def _manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    said = manifest.pop("digest", None)
+    if isinstance(manifest.get("format"), int) and manifest["format"] > _FORMAT:
+        raise ValueError(
+            f"written by hdet {manifest.get('hdet')}, format {manifest['format']}; this one reads up to "
+            f"{_FORMAT}"
+        )
+    if said != digest(manifest):
+        raise ValueError(f"{_MANIFEST} is damaged: its checksum is not that of what it says")
+    return manifest
+
+
+def _sha256(file: Path) -> str:
+    hashed = hashlib.sha256()
+    with file.open("rb") as content:
+        while part := content.read(1 << 22):
+            hashed.update(part)
+    return hashed.hexdigest()
+
+
+def _check_file(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
+    known, found = manifest["files"][name], _sha256(folder / name)
+    if found != known:
+        raise ValueError(f"{name} is damaged: its SHA-256 is {found}, and was {known}")
+
+
+def _read(folder: Path, ranks: _Ranks, items: Mapping[str, Any]) -> tuple[dict[str, Any], bool, str]:
+    """The states of a checkpoint, whether as many ranks saved it, and why it cannot be loaded, or ""."""
     try:
-        manifest = checkpoint.manifest_of(folder)
-        states = _states(folder, manifest, ranks)
+        manifest = _manifest(folder)
+        same = manifest["ranks"] == ranks.count
+        states = _states(folder, manifest, ranks, same=same)
         if missing := sorted(set(items) - set(states)):
-            return f"{folder} holds {', '.join(sorted(states))}, and not {missing[0]}"
-    except Exception as error:  # whatever is damaged, torch and json have many words for it
-        return f"{folder}: {type(error).__name__}: {error}"
-    read.append((states, manifest))
-    return ""
+            return {}, False, f"{folder} holds {', '.join(sorted(states))}, and not {missing[0]}"
+    except Exception as error:  # json, torch and the disk have many words for what is damaged
+        return {}, False, f"{folder}: {type(error).__name__}: {error}"
+    return states, same, ""
 
 
-def _states(folder: Path, manifest: Mapping[str, Any], ranks: _Ranks) -> dict[str, Any]:
-    same = manifest["ranks"] == ranks.count
+def _states(folder: Path, manifest: Mapping[str, Any], ranks: _Ranks, *, same: bool) -> dict[str, Any]:
     own = sorted(name for name, kind in manifest["items"].items() if kind == "own")
     cut = [name for name in own if name in ("model", "optimizer")]
     if not same and cut:
         raise ValueError(
             f"{cut[0]} was saved by each of {manifest['ranks']} ranks, and there are {ranks.count}: go on "
-            "with as many, or use torch.distributed.checkpoint, which cuts it anew"
+            "with as many, or use torch.distributed.checkpoint, which reshards it"
         )
     states: dict[str, Any] = {}
     for name in (_SHARED, f"rank{ranks.mine if same else 0}.pt"):
-        if name not in manifest["files"]:
-            continue
-        if (found := checkpoint.sha256_of(folder / name)) != manifest["files"][name]:
-            raise ValueError(f"{name} is damaged: its SHA-256 is {found}, not {manifest['files'][name]}")
-        states |= torch.load(folder / name, map_location="cpu", weights_only=True)
+        if name in manifest["files"]:
+            _check_file(folder, name, manifest)
+            states |= torch.load(folder / name, map_location="cpu", weights_only=True)
+    for name in [name for name in states if name.endswith(_TENSORS)]:
+        states[name.removesuffix(_TENSORS)]["tensors"] = states.pop(name)
     if not same and own and ranks.mine == 0:
         logger.warning(
             "hdet.load: %s was saved on %d ranks, each its own, and there are %d: rank 0's is taken",
@@ -338,4 +403,31 @@ def _states(folder: Path, manifest: Mapping[str, Any], ranks: _Ranks) -> dict[st
             manifest["ranks"],
             ranks.count,
         )
-    return _joined_states(states)
+    return states
+
+
+# ---------------------------------------------------------------------- random states
+
+
+def _random_states() -> dict[str, Any]:
+    """Torch's, its accelerators', Python's own, and numpy's where somebody has imported it."""
+    version, inner, gauss = random.getstate()
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(inner), gauss]}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states["numpy"] = [str(kind), [int(key) for key in keys], int(rest[0]), int(rest[1]), float(rest[2])]
+    return states
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    """Go on from there. What this process has not is left out: other devices, numpy."""
+    torch.set_rng_state(states["torch"])
+    version, inner, gauss = states["python"]
+    random.setstate((version, tuple(inner), gauss))
+    if "cuda" in states and torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, *rest = states["numpy"]
+        numpy.random.set_state((kind, keys, *rest))

@@ -1,4 +1,5 @@
-"""``hdet demo``: a language model with no learning rate given, then replicas that find the rest."""
+"""``hdet demo``: a language model with no learning rate given, replicas that find the rest, and the published
+method."""
 
 from __future__ import annotations
 
@@ -15,16 +16,17 @@ __all__ = ["demo"]
 def demo(
     steps: Annotated[int, typer.Option(min=40, help="Steps of each run of the language model.")] = 400,
     replica_steps: Annotated[
-        int, typer.Option(min=40, help="The budget on the digits; the replicas may end earlier.")
+        int, typer.Option(min=40, help="Most steps of each run of four replicas; AutoTune may stop earlier.")
     ] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
     output: Annotated[
-        Path, typer.Option(file_okay=False, help="Folder of the histories and the report; written anew.")
+        Path,
+        typer.Option(file_okay=False, help="Folder of the histories and the report; replaces older ones."),
     ] = Path("runs/demo"),
 ) -> None:
-    """Train with a bad guess, with the tuned rate and with none; then let four replicas find the rest."""
-    from hdet.demos.tour import demo as show
+    """Train with a bad rate, with the tuned one and with none; then with four replicas; then as published."""
+    from hdet.cli.demo_runs import demo as show
 
-    again = f"`hdet report {output}` shows what was trained so far, and the same command begins anew"
+    again = f"`hdet report {output}` shows what was trained so far; the same command starts again"
     with stopped(again), plain_errors():
         show(console(), steps=steps, replica_steps=replica_steps, seed=seed, output=output)

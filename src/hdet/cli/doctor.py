@@ -1,5 +1,5 @@
-"""``hdet doctor``: what this machine offers, and whether replicas can diverge on it; of a run, whether it was
-healthy, and of a checkpoint, whether it is whole."""
+"""``hdet doctor``: whether runs were healthy, whether checkpoints are whole, and without either, whether
+replicas can diverge on this machine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def doctor(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Histories (.jsonl), folders that hold some, or checkpoints of hdet.save: what is to be "
-            "said of these runs.",
+            help="Histories (.jsonl), folders that hold some, or checkpoints of hdet.save.",
             show_default="the machine itself",
         ),
     ] = None,
@@ -30,68 +29,66 @@ def doctor(
 
     Exit status 1 where something is wrong: an error in a run, or replicas that cannot diverge.
     """
-    if runs:
-        saved = [path for path in runs if (path / "manifest.json").exists()]
-        others = [path for path in runs if path not in saved]
-        well, last = _examined(histories(others), as_json=as_json) if others else (True, None)
-        # All are told of, whatever is wrong with the first.
-        if not all([well, *(_is_whole(path, last, as_json=as_json) for path in saved)]):
+    if not runs:
+        from hdet.cli.machine_check import check_machine
+
+        if not check_machine(console(), timeout=timeout):
             raise typer.Exit(1)
         return
-    from hdet.demos.doctor import doctor as examine
-
-    if not examine(console(), timeout=timeout):
+    checkpoints = [path for path in runs if (path / "manifest.json").exists()]
+    others = [path for path in runs if path not in checkpoints]
+    healthy, last_step = True, 0
+    for path in histories(others):
+        well, last_step = _check_run(path, as_json=as_json)
+        healthy &= well
+    for path in checkpoints:
+        healthy &= _check_checkpoint(path, last_step, as_json=as_json)
+    if not healthy:
         raise typer.Exit(1)
 
 
-def _is_whole(folder: Path, last: int | None, *, as_json: bool) -> bool:
-    """Say of a checkpoint, and of the one before it, whether it can be loaded, and what would be lost."""
-    from hdet.checkpoint import candidates, examined
+def _check_run(path: Path, *, as_json: bool) -> tuple[bool, int]:
+    """Print what there is to say of a run; whether there was no error, and its last step."""
+    from dataclasses import asdict
 
-    well = True
-    for path in candidates(folder):
-        if not path.exists():
-            continue
+    from hdet.report.health import examine
+    from hdet.report.records import HistoryFile
+    from hdet.report.verdict import facts_of, sentence
+
+    with plain_errors():
+        file = HistoryFile(path).read()
+    records = file.records()
+    found, facts = examine(records, file.about()["torn"]), facts_of(records)
+    verdict = sentence(facts)
+    if as_json:
+        findings = [asdict(finding) for finding in found]
+        typer.echo(as_line({"run": file.name, "path": str(path), "verdict": verdict, "findings": findings}))
+    else:
+        typer.echo("\n".join([f"{file.name}: {verdict}", *(f"  {one.level}: {one}" for one in found)]))
+    return all(finding.level != "error" for finding in found), facts.steps
+
+
+def _check_checkpoint(folder: Path, last_step: int, *, as_json: bool) -> bool:
+    """Print whether a checkpoint, and the one before it, can be loaded; whether the newest can."""
+    from hdet.saving import candidates, examined
+
+    healthy = True
+    for path in filter(Path.exists, candidates(folder)):
         manifest, trouble = examined(path)
-        well &= bool(path != folder or not trouble)
+        healthy &= path != folder or not trouble
         step = manifest.get("steps")
         if as_json:
             about = {"checkpoint": str(path), "steps": step, "ranks": manifest.get("ranks")}
             typer.echo(as_line({**about, "trouble": trouble}))
         elif trouble:
-            mend = "hdet.load takes the one before it" if path == folder else "it cannot be gone back to"
-            typer.echo(f"{path}: error: {trouble}: {mend}.")
+            then = "hdet.load uses the one before it" if path == folder else "it cannot be loaded"
+            typer.echo(f"{path}: error: {trouble}: {then}.")
         else:
-            of = "" if step is None else f" of step {step:,}"
-            behind = (
-                ""
-                if step is None or last is None or last <= step
-                else (f"; the history goes on to step {last:,}: {last - step:,} steps would be taken again")
-            )
-            typer.echo(f"{path}: whole, {manifest['ranks']} rank(s){of}, hdet {manifest['hdet']}{behind}.")
-    return well
-
-
-def _examined(paths: list[Path], *, as_json: bool) -> tuple[bool, int | None]:
-    """Whether nothing is wrong, and the last step of the last run."""
-    from hdet.report.health import examine
-    from hdet.report.source import Source
-    from hdet.report.verdict import facts_of, sentence
-
-    well, last = True, None
-    for path in paths:
-        with plain_errors():
-            source = Source(path).read()
-        records = source.records()
-        found = examine(records, source.about()["torn"])
-        well &= all(finding.level != "error" for finding in found)
-        facts = facts_of(records)
-        verdict, last = sentence(facts), facts.steps
-        if as_json:
-            told = [{"level": f.level, "text": f.text, "mend": f.mend} for f in found]
-            typer.echo(as_line({"run": source.name, "path": str(path), "verdict": verdict, "findings": told}))
-            continue
-        typer.echo(f"{source.name}: {verdict}")
-        for finding in found:
-            typer.echo(f"  {finding.level}: {finding}")
-    return well, last
+            text = f"{path}: whole, {manifest['ranks']} rank(s)"
+            text += "" if step is None else f" of step {step:,}"
+            text += f", hdet {manifest['hdet']}"
+            if step is not None and last_step > step:
+                repeats = last_step - step
+                text += f"; the history goes on to step {last_step:,}: resuming repeats {repeats:,} steps"
+            typer.echo(f"{text}.")
+    return healthy

@@ -6,14 +6,11 @@ import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hdet.cli.show import console, stopped
-
-if TYPE_CHECKING:
-    from hdet.finder import Found
 
 __all__ = ["find"]
 
@@ -23,8 +20,8 @@ def find(
         str,
         typer.Argument(
             metavar="MODULE:BUILD",
-            help="A function that returns model, optimizer, loss (from a batch) and loader: a module of this "
-            "folder or an installed one, or a file (train.py:build).",
+            help="A function that returns model, optimizer, loss (from a batch) and loader: in a file "
+            "(train.py:build), in a module of this folder or in an installed one.",
             show_default=False,
         ),
     ],
@@ -33,11 +30,12 @@ def find(
         Path, typer.Option("--output", "-o", dir_okay=False, help="The schedule, for hdet.replay.")
     ] = Path("schedule.json"),
 ) -> None:
-    """Find a learning rate: train for a short while, and say which rate that led to."""
-    made = _made(build)
-    from hdet.finder import find as search
-
-    screen = console()
+    """Find a learning rate: train for a short while, and print the rate that this led to."""
+    try:
+        function = _load(build)
+    except (ImportError, AttributeError, FileNotFoundError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="MODULE:BUILD") from error
+    built, screen = function(), console()
     with stopped("nothing was written: run it again"), screen.status("searching") as status:
 
         def on_step(step: int) -> None:
@@ -47,39 +45,36 @@ def find(
                 typer.echo(f"step {step} of {steps}", err=True)
 
         try:
-            found = search(*made, steps=steps, on_step=on_step)
+            if not isinstance(built, tuple) or len(built) != 4:
+                raise TypeError(f"{build} must return (model, optimizer, loss, loader), got {built!r:.80}")
+            from hdet.autolr.find import find as search
+
+            found = search(*built, steps=steps, on_step=on_step)
         except (TypeError, ValueError) as error:
             raise typer.BadParameter(str(error), param_hint="MODULE:BUILD") from error
     found.save(output)
-    for line in _told(found, output):
-        typer.echo(line)
+    rates = ", ".join(f"{lr:.3g}" for lr in found.lr)
+    typer.echo(
+        f"learning rate  {rates}  (from {found.lowest:.3g} to {found.highest:.3g} in the second half of the "
+        f"search)\nheld-out loss  {found.loss_before:.4g} -> {found.loss_after:.4g} ± {found.error:.2g} in "
+        f'{found.steps} steps\nschedule       {output}, for hdet.replay(optimizer, "{output}")'
+    )
+    typer.echo(
+        f"Right for runs of about {found.steps} steps; for longer ones hdet.AutoLR finds it as they train."
+        if found.learnt
+        else "The loss did not fall beyond its error: ignore this rate, and try more --steps."
+    )
 
 
-def _made(build: str) -> Any:
-    """What the user's function returns."""
-    where, colon, name = build.rpartition(":")
-    if not (colon and where and name):
-        raise typer.BadParameter(f"must be MODULE:BUILD, got {build!r}", param_hint="MODULE:BUILD")
-    try:
-        module = _imported(where)
-        function = getattr(module, name)
-    except (ImportError, AttributeError, FileNotFoundError) as error:
-        raise typer.BadParameter(str(error), param_hint="MODULE:BUILD") from error
-    made = function()
-    if not isinstance(made, tuple) or len(made) != 4:
-        raise typer.BadParameter(
-            f"{build} must return (model, optimizer, loss, loader), got {type(made).__name__}"
-            + (f" of {len(made)}" if isinstance(made, tuple) else ""),
-            param_hint="MODULE:BUILD",
-        )
-    return made
-
-
-def _imported(where: str) -> Any:
-    if not where.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
-        return import_module(where)
+def _load(build: str) -> Any:
+    """The user's function."""
+    where, _, name = build.rpartition(":")
+    if not where or not name:
+        raise ValueError(f"must be MODULE:BUILD, got {build!r}")
     path = Path(where)
+    if path.suffix != ".py":
+        sys.path.insert(0, str(Path.cwd()))
+        return getattr(import_module(where), name)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {where}")
     sys.path.insert(0, str(path.parent.resolve()))
@@ -88,23 +83,4 @@ def _imported(where: str) -> Any:
     assert spec.loader is not None
     module = sys.modules[path.stem] = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
-
-
-def _told(found: Found, output: Path) -> list[str]:
-    others = "".join(f", {lr:.3g}" for lr in found.lr[1:])
-    lines = [
-        f"learning rate  {found.lr[0]:.3g}{others}  (from {found.lowest:.3g} to {found.highest:.3g} in the "
-        "second half of the search)",
-        f"held-out loss  {found.loss_before:.4g} -> {found.loss_after:.4g} ± {found.error:.2g} "
-        f"in {found.steps} steps",
-        f'schedule       {output}, for hdet.replay(optimizer, "{output}")',
-    ]
-    if not found.learnt:
-        lines.append("Nothing was learnt beyond the error: this rate says nothing. Try more --steps.")
-    else:
-        lines.append(
-            f"Right for runs of about {found.steps} steps; hdet.AutoLR finds that of a longer run as it "
-            "trains."
-        )
-    return lines
+    return getattr(module, name)

@@ -23,27 +23,17 @@ def report(
         "report.html"
     ),
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print verdicts and alerts as JSON lines instead of prose.")
+        bool, typer.Option("--json", help="Print verdicts and alerts as JSON lines instead of text.")
     ] = False,
 ) -> None:
-    """Write one page that argues: a verdict for each run, and the charts behind it. It needs no network."""
-    from hdet.report.page import sources, write
-    from hdet.report.terminal import summary
+    """Write one page with a verdict for each run and the charts behind it. It needs no network."""
+    from hdet.report import Report
 
-    screen = console()
-    found = sources(histories(runs))
-    with plain_errors(), stopped("nothing was written: run it again"):
-        with screen.status("reading") as status:
-            for source in found:
-                if screen.is_terminal:
-                    status.update(f"reading {source.path}")
-                source.read()
-        write(found, output)
-    for source in found:
-        told = summary(source.name, source.records())
-        if as_json:
-            typer.echo(as_line({"path": str(source.path), **told}))
-        else:
-            typer.echo(f"{source.name}: {told['verdict']}")
+    paths = histories(runs)
+    with plain_errors(), stopped("nothing was written: run it again"), console().status("reading"):
+        made = Report(*paths)
+        made.write(output)
+    for path, told in zip(paths, made.summaries(), strict=True):
+        typer.echo(as_line({"path": str(path), **told}) if as_json else f"{told['run']}: {told['verdict']}")
     if not as_json:
         typer.echo(f"Written to {output}")

@@ -1,98 +1,106 @@
-"""What commands show: progress, plain errors, JSON that a person can read."""
+"""What the commands share: how they find histories, show progress, and report errors and Ctrl-C."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status
 
-__all__ = [
-    *("as_json", "as_line", "console", "evidence_folder", "histories", "plain_errors", "progress", "stopped"),
-]
+__all__ = ["OneLineErrors", "as_line", "console", "histories", "plain_errors", "stopped"]
+
+# Newer versions of typer have their own copy of click, older ones import it; either way this is its base.
+_ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+#: Commands of earlier versions, and what replaces them.
+_REMOVED = {
+    "bench": "python -m benchmarks` in a checkout",
+    "reproduce": "python -m benchmarks reproduce` in a checkout",
+    "demo-published": "hdet demo`",
+}
+
+
+class OneLineErrors(TyperGroup):
+    """Commands whose usage errors are one line that names the help, with exit status 2."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant; one that was removed raises and names its replacement."""
+        if args[0] in _REMOVED and args[0] not in self.commands:
+            raise _ClickException(f"{args[0]} was removed: run `{_REMOVED[args[0]]}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command, and exit the process unless ``standalone_mode`` is False."""
+        if not kwargs.get("standalone_mode", True):
+            return super().main(*args, **kwargs)
+        try:
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except _ClickException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+            else:
+                command = error.ctx.command_path if getattr(error, "ctx", None) else "hdet"
+                message = " ".join(error.format_message().split()).rstrip(".")
+                typer.echo(f"{self.name}: {message}; see `{command} --help`", err=True)
+            code = 2
+        except typer.Abort:
+            code = 1
+        sys.exit(code if isinstance(code, int) else 0)
 
 
 def console() -> Console:
-    """The terminal, or whatever stands in for it."""
+    """The terminal."""
     from rich.console import Console
 
     return Console()
 
 
-def progress(console: Console, status: Status) -> Callable[[str], None]:
-    """Where a status line cannot be drawn anew, a log must still show where it stands."""
-    return status.update if console.is_terminal else partial(console.print, markup=False, highlight=False)
-
-
-def as_json(result: object) -> str:
-    """Indented, with every list of plain values on one line. No string of JSON holds a line break."""
-    text = json.dumps(result, indent=1)
-    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text) + "\n"
-
-
-def as_line(told: object) -> str:
-    """One line, for scripts."""
-    return json.dumps(told, ensure_ascii=False)
-
-
 def histories(given: Sequence[Path]) -> list[Path]:
-    """The histories that are meant: files as they are, of a folder all that it holds."""
+    """Files as they are, and every history below a folder."""
     found: list[Path] = []
     for path in given:
-        held = sorted(path.glob("**/*.jsonl")) if path.is_dir() else [path]
-        if not path.exists():
-            raise typer.BadParameter(
-                f"RUN must be a history or a folder with some, and {path} does not exist"
-            )
-        if not held:
-            raise typer.BadParameter(
-                f"RUN must be a history or a folder with some, and {path} holds no .jsonl"
-            )
-        found += held
+        inside = sorted(path.glob("**/*.jsonl")) if path.is_dir() else [path]
+        if not path.exists() or not inside:
+            why = "holds no .jsonl" if path.exists() else "does not exist"
+            raise typer.BadParameter(f"RUN must be a history or a folder with some, and {path} {why}")
+        found += inside
     return found
 
 
 @contextmanager
-def stopped(how_to_go_on: str) -> Iterator[None]:
-    """Ctrl-C ends a command with how to go on, and the status that shells give it."""
+def stopped(what_next: str) -> Iterator[None]:
+    """On Ctrl-C, say how to go on and exit with 130, as shells do."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"hdet: stopped; {how_to_go_on}", err=True)
+        typer.echo(f"hdet: stopped; {what_next}", err=True)
         raise typer.Exit(130) from None
-
-
-def evidence_folder() -> Path:
-    """Where results go: beside the documents that quote them, if these are here."""
-    evidence = Path("docs/evidence")
-    return evidence if evidence.is_dir() else Path("runs")
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """What a user can mend, or what a rank already said in full, needs no traceback of ours."""
+    """No traceback for errors that a user can fix, or that a rank has already printed in full."""
     try:
         yield
-    except (TimeoutError, ModuleNotFoundError) as error:
+    except (TimeoutError, ModuleNotFoundError, RuntimeError) as error:
+        # By its name: importing ReplicaError would import torch.
+        if isinstance(error, RuntimeError) and type(error).__name__ != "ReplicaError":
+            raise
         typer.echo(f"hdet: {error}", err=True)
         raise typer.Exit(1) from error
     except OSError as error:
         if error.filename is None:
             raise
-        raise typer.BadParameter(
-            f"{error.filename} must be a file that can be used: {error.strerror}"
-        ) from error
-    except RuntimeError as error:
-        if type(error).__name__ != "ReplicaError":  # by its name: torch need not be imported to be told from
-            raise
-        typer.echo(f"hdet: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise typer.BadParameter(f"{error.filename} must be a usable file: {error.strerror}") from error
+
+
+def as_line(value: object) -> str:
+    """One line of JSON, for scripts."""
+    return json.dumps(value, ensure_ascii=False)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import secrets
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hdet.cli.show import as_line
 
-__all__ = ["watch"]
+if TYPE_CHECKING:
+    from hdet.report.alerts import Alert
+
+__all__ = ["drawn", "sparkline", "watch"]
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SHOWN_ALERTS = 5
 
 
 def watch(
@@ -37,7 +46,7 @@ def watch(
         int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")
     ] = 8765,
     token: Annotated[
-        str, typer.Option(help="What a browser must know.", show_default="made up where one is needed")
+        str, typer.Option(help="What a browser must send.", show_default="a random one where needed")
     ] = "",
 ) -> None:
     """Follow runs while they train: a page at 127.0.0.1, lines in the terminal, or JSON for scripts."""
@@ -47,7 +56,7 @@ def watch(
         raise typer.BadParameter("--once prints and ends: give --plain or --json with it")
     try:
         if plain or as_json:
-            _lines(runs, as_json=as_json, once=once)
+            _print(runs, as_json=as_json, once=once)
         else:
             _serve(runs, host, port, token)
     except KeyboardInterrupt:
@@ -56,14 +65,15 @@ def watch(
 
 
 def _serve(runs: list[Path], host: str, port: int, token: str) -> None:
-    import secrets
+    from hdet.report.server import Server, is_loopback
 
-    from hdet.report.watch import Watch, is_loopback
-
-    if not token and not is_loopback(host):
-        token = secrets.token_urlsafe(16)
     try:
-        server = Watch(runs, host=host, port=port, token=token)
+        server = Server(
+            runs,
+            host=host,
+            port=port,
+            token=token or ("" if is_loopback(host) else secrets.token_urlsafe(16)),
+        )
     except OSError as error:
         raise typer.BadParameter(
             f"--host and --port must be free, got {host}:{port} ({error.strerror}); --port 0 takes a free one"
@@ -72,31 +82,65 @@ def _serve(runs: list[Path], host: str, port: int, token: str) -> None:
     server.serve()
 
 
-def _lines(runs: list[Path], *, as_json: bool, once: bool) -> None:
-    from hdet.report.alerts import Alert, Alerts
-    from hdet.report.source import Source
-    from hdet.report.terminal import drawn
+def _print(runs: list[Path], *, as_json: bool, once: bool) -> None:
+    from hdet.report.alerts import Alerts
+    from hdet.report.records import HistoryFile
 
-    followed = [(Source(path, limit=200), Alerts()) for path in runs]
-    seen: list[list[Alert]] = [[] for _ in runs]
-    first = True
+    followed = [(HistoryFile(path, limit=200), Alerts(), list[Any]()) for path in runs]
+    changed = True
     while True:
-        news = False
-        for (source, alerts), told in zip(followed, seen, strict=True):
-            for line, record in source.new():
-                news = True
-                found = alerts.see(record)
-                told[:] = [*told, *found][-20:]
+        for file, alerts, seen in followed:
+            for line, record in file.new():
+                changed = True
+                new = alerts.see(record)
+                seen[:] = [*seen, *new][-_SHOWN_ALERTS:]
                 if as_json:
                     typer.echo(line)
-                    for alert in found:
-                        typer.echo(as_line(alert.as_line(source.name)))
-        if not as_json and (news or first):
+                    for one in new:
+                        about = {"step": one.step, "level": one.level, "text": one.text}
+                        typer.echo(as_line({"kind": "alert", "run": file.name, "alert": one.kind, **about}))
+        if changed and not as_json:
             if sys.stdout.isatty() and not once:
                 typer.echo("\x1b[2J\x1b[H", nl=False)
-            for (source, _), told in zip(followed, seen, strict=True):
-                typer.echo(drawn(source.name, source.records(), told))
+            for file, _, seen in followed:
+                typer.echo(drawn(file.name, file.records(), seen))
         if once:
             return
-        first = False
+        changed = False
         time.sleep(0.5)
+
+
+def drawn(name: str, lines: Sequence[dict[str, Any]], alerts: Sequence[Alert], width: int = 78) -> str:
+    """A run as text: the verdict, rates and losses as lines of blocks, alerts."""
+    from hdet.report.verdict import as_float, facts_of, mean_of, number, sentence
+
+    rates, losses = [], []
+    for sync in (line for line in lines if "kind" not in line):
+        rates.append(as_float((sync.get("hyperparameters") or [{}])[0].get("base_after")))
+        held_out = (sync.get("horizon") or [{"loss_mean": sync.get("held_out_mean")}])[0].get("loss_mean")
+        losses.append((as_float(held_out), mean_of(sync.get("losses"))))
+    measured = any(math.isfinite(held_out) for held_out, _ in losses)
+    shown = [held_out if measured else training for held_out, training in losses]
+    rows = [f"{name}: {sentence(facts_of(lines))}"]
+    if rates:
+        logs = [math.log(rate) if rate > 0 else math.nan for rate in rates]
+        rows.append(f"  rate  {sparkline(logs, width - 20)}  {number(rates[-1])}")
+        rows.append(f"  loss  {sparkline(shown, width - 20)}  {number(shown[-1])}")
+    for alert in alerts:
+        step = "" if alert.step is None else f"step {alert.step:,}: "
+        rows.append(f"  {alert.level}: {step}{alert.kind}: {alert.text}")
+    return "\n".join(rows)
+
+
+def sparkline(values: Sequence[float], width: int = 50) -> str:
+    """A line of blocks, low to high; what is not finite is a gap.
+
+    >>> sparkline([1, 2, math.nan, 8])
+    '▁▂ █'
+    """
+    every = max(1, math.ceil(len(values) / width))
+    shown = values[(len(values) - 1) % every :: every]
+    known = [value for value in shown if math.isfinite(value)]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    step = (high - low) / (len(_BLOCKS) - 1) or 1.0
+    return "".join(_BLOCKS[round((v - low) / step)] if math.isfinite(v) else " " for v in shown)

@@ -1,13 +1,11 @@
-"""What can be explored, and where its value stands; ``base`` says what all of them are. They import torch
-and no other room."""
+"""What can be explored: a class for each hyperparameter, its coordinate (``scales``), and the places that
+hold its value (``axis``). This room imports torch alone."""
 
-from hdet.hyperparameters.any_scalar import Hyperparameter
-from hdet.hyperparameters.base import Axis, Explorable, Rows
+from hdet.hyperparameters.axis import Axis, Explorable, Rows, ScalarAxis, refuse_shared_places
+from hdet.hyperparameters.custom import Hyperparameter
 from hdet.hyperparameters.learning_rate import GroupLearningRate, LearningRate, separate_learning_rates
 from hdet.hyperparameters.module import Dropout, LabelSmoothing, Temperature
 from hdet.hyperparameters.optimizer import Betas, GradientClip, Momentum, WeightDecay
-from hdet.hyperparameters.outer import OuterLR, OuterMomentum, place_outer
-from hdet.hyperparameters.scalar import ScalarAxis, refuse_shared_places
 
 __all__ = [
     "Axis",
@@ -20,13 +18,10 @@ __all__ = [
     "LabelSmoothing",
     "LearningRate",
     "Momentum",
-    "OuterLR",
-    "OuterMomentum",
     "Rows",
     "ScalarAxis",
     "Temperature",
     "WeightDecay",
-    "place_outer",
     "refuse_shared_places",
     "separate_learning_rates",
 ]

@@ -1,7 +1,7 @@
-"""The learning rate: one value per parameter group, each with a life of its own.
+"""The learning rate: one explored value per parameter group.
 
-``group["lr"]`` always holds the *base* value. The replica's own value stands there only while the
-optimizer steps, so schedulers and loggers compose and see what they would see without hdet.
+``group["lr"]`` always holds the *base* value. The replica's own value replaces it only during the optimizer's
+step, so schedulers and loggers see what they would see without hdet.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet import rules
-from hdet.hyperparameters.base import Axis
-from hdet.hyperparameters.checks import spread_of_each
+from hdet.hyperparameters.axis import Axis
+from hdet.hyperparameters.scales import spread_of_each
 
 __all__ = ["GroupLearningRate", "LearningRate", "separate_learning_rates"]
 
@@ -41,7 +40,7 @@ class LearningRate:
                 )
 
     def bind(self, optimizer: Optimizer) -> list[GroupLearningRate]:
-        """One explored scalar per parameter group."""
+        """One axis per parameter group."""
         spreads = spread_of_each("LearningRate", self.spread, len(optimizer.param_groups))
         return [GroupLearningRate(optimizer, i, spread) for i, spread in enumerate(spreads)]
 
@@ -49,14 +48,13 @@ class LearningRate:
 class GroupLearningRate(Axis):
     """The learning rate of one parameter group, ``base(t) = factor · curve(t)``.
 
-    ``curve`` is what the user's schedule says; ``factor`` is what a controller moves. Until one does, the
-    schedule writes ``group["lr"]`` and nobody else. A held curve no longer follows the schedule: the
-    controller brings its own decay (Eq. 8). Learning rates that are tensors are written in place and not
-    read between syncs, so nothing waits for the device; floats stay floats.
+    ``curve`` is the user's schedule; ``factor`` is what a controller moves. Until it does, only the schedule
+    writes ``group["lr"]``. A held curve no longer follows the schedule: the controller brings its own decay
+    (Eq. 8). Learning rates that are tensors are written in place and not read between syncs, so nothing waits
+    for the device; floats stay floats.
     """
 
     acts_in_step = True
-    may_part = False  # the schedule's affair, and reading it may wait for the device
     widest = 0.9
 
     def __init__(self, optimizer: Optimizer, index: int, spread: float) -> None:
@@ -66,8 +64,9 @@ class GroupLearningRate(Axis):
         self.spread = spread
         self.factor = 1.0
         self._held_at: float | None = None
-        # The schedule's own value, kept aside once group["lr"] no longer shows it.
+        #: The schedule's own value, once group["lr"] no longer shows it.
         self._schedule_value: float | Tensor | None = None
+        #: The base while group["lr"] holds the replica's own value, and that value.
         self._base: float | Tensor | None = None
         self._own: float | Tensor = 0.0
 
@@ -78,7 +77,7 @@ class GroupLearningRate(Axis):
 
     @property
     def curve(self) -> float:
-        """The reference value that ``factor`` multiplies. Waits for the device if it is a tensor there."""
+        """What ``factor`` multiplies. Waits for the device if it is a tensor there."""
         if self._held_at is not None:
             return self._held_at
         return self.base if self._schedule_value is None else float(self._schedule_value)
@@ -103,31 +102,25 @@ class GroupLearningRate(Axis):
         self.move(self.factor * math.exp(by))
 
     def fan_out(self, level: float | Tensor) -> None:
-        """Eq. 2. Let this replica's own value stand in ``group["lr"]`` until :meth:`restore`."""
-        group = self._group
+        """Eq. 2: write this replica's own value into ``group["lr"]`` until :meth:`restore`."""
+        group, multiplier = self._group, 1.0 + self.spread * level
         lr = group["lr"]
-        if isinstance(level, Tensor):  # of several replicas: their optimizer holds no tensor but this one
-            self._base = lr
-            self._own = group["lr"] = lr * (1.0 + self.spread * level)
-            return
-        multiplier = 1.0 + self.spread * level
+        self._base = _copy(lr)
         if isinstance(lr, Tensor):
-            self._base = lr.detach().clone()
             lr.mul_(multiplier)
         else:
-            self._base = lr
             self._own = group["lr"] = lr * multiplier
 
     def restore(self) -> None:
-        """Put the base value back, bit for bit, unless somebody has written another one since."""
-        if self._base is not None:
-            group = self._group
-            if isinstance(self._own, Tensor):
-                group["lr"] = self._base if group["lr"] is self._own else group["lr"]
-                self._own = 0.0
-            elif isinstance(group["lr"], Tensor) or group["lr"] == self._own:
-                _write(group, self._base)
-            self._base = None
+        """Write the base value back, bit for bit, unless someone has written another one since."""
+        if self._base is None:
+            return
+        group, own = self._group, self._own
+        if isinstance(self._base, Tensor):
+            group["lr"].copy_(self._base)
+        elif group["lr"] is own or (not isinstance(own, Tensor) and group["lr"] == own):
+            group["lr"] = self._base
+        self._base = None
 
     @property
     def moved(self) -> bool:
@@ -135,12 +128,12 @@ class GroupLearningRate(Axis):
         return self._schedule_value is not None
 
     def uncover(self) -> None:
-        """Show the schedule the value it wrote last: many schedules compute the next from it."""
+        """Show the schedule the value it wrote last: many schedules compute the next one from it."""
         if self._schedule_value is not None:
             _write(self._group, self._schedule_value)
 
     def covered(self, schedule_value: float | Tensor) -> float | Tensor:
-        """Keep the schedule's new value; what stands over it is the base value."""
+        """Remember the schedule's new value; returns the base value that replaces it."""
         if self._schedule_value is None:
             return schedule_value
         self._schedule_value = schedule_value
@@ -162,7 +155,7 @@ class GroupLearningRate(Axis):
         self.cover()
 
     def hold(self) -> None:
-        """From now on the schedule no longer counts: the curve stays where it is."""
+        """From now on the curve stays where it is, whatever the schedule does."""
         if self._held_at is None:
             self._held_at = self.curve
             self._schedule_value = _copy(self._group["lr"])
@@ -177,22 +170,11 @@ class GroupLearningRate(Axis):
             "schedule_value": None if kept is None else float(kept),
         }
 
-    def check_state(self, caller: str, state: Mapping[str, Any]) -> None:
-        super().check_state(caller, state)
-        if state["factor"] is not None:
-            rules.positive(caller, f"the factor of {self.name}", state["factor"] or 1.0)
-        for name in ("held_at", "schedule_value"):
-            if state[name] is not None:
-                rules.number(caller, f"{name} of {self.name}", state[name], least=0.0)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.spread = state.get("spread", self.spread)
-        self.factor = state["factor"] or 1.0
-        self._held_at = state["held_at"]
+        self.spread, self.factor, self._held_at = state["spread"], state["factor"], state["held_at"]
         kept, now = state["schedule_value"], self._group["lr"]
-        self._schedule_value = (
-            torch.full_like(now, kept) if kept is not None and isinstance(now, Tensor) else kept
-        )
+        as_tensor = kept is not None and isinstance(now, Tensor)
+        self._schedule_value = torch.full_like(now, kept) if as_tensor else kept
 
 
 def separate_learning_rates(optimizer: Optimizer) -> None:
@@ -210,7 +192,7 @@ def _copy(value: float | Tensor) -> float | Tensor:
 
 
 def _write(group: dict[str, Any], value: float | Tensor) -> None:
-    if not isinstance(value, Tensor) and not isinstance(group["lr"], Tensor):
+    if not isinstance(group["lr"], Tensor):
         group["lr"] = value
     elif isinstance(value, Tensor):
         group["lr"].copy_(value)

@@ -1,7 +1,7 @@
-"""Where hdet meets what others have built: a file a framework, and one for trackers.
+"""hdet in other frameworks: a file for each, and one for trackers.
 
-Leaves: they import the library and the framework they are named after, and only their user imports them. A
-framework that is missing or too old is named when its file is imported.
+They import the library and the framework they are named after; only their user imports them. A framework that
+is missing or too old raises when its file is imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def require(package: str, floor: str) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: what follows them, as in 2.13.0+cpu or 3.0rc1, says nothing of age.
+    """The leading numbers of a version, without a suffix as in 2.13.0+cpu or 3.0rc1.
 
     >>> _numbers("2.13.0+cpu"), _numbers("3.0rc1"), _numbers("none")
     ((2, 13, 0), (3, 0), ())

@@ -5,12 +5,11 @@
     trainer = L.Trainer(max_epochs=10, callbacks=[HDETCallback(probe=probe)])  # AutoLR; no learning rate
     trainer.fit(module, loader)
 
-What a callback can do and a scheduler in ``configure_optimizers`` cannot: hand over the training loss, bring
-replicas together before anybody looks at their weights, and stop training where a search has ended. An
-``AutoLR`` that does not diverge needs neither; returned as ``{"scheduler": auto, "interval": "step"}`` it
-does the same.
+Unlike a scheduler in ``configure_optimizers``, a callback passes on the training loss, averages replicas
+before their weights are read, and stops training when a search has ended. An ``AutoLR`` in one process needs
+none of this: it may be returned as ``{"scheduler": auto, "interval": "step"}``.
 
-Inside ``training_step`` ``group["lr"]`` is this replica's own: Lightning runs it within the optimizer's step.
+Inside ``training_step``, ``group["lr"]`` is this replica's own: Lightning runs it in the optimizer's step.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ require("lightning", "2.4")
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 
-from hdet.auto_lr import AutoLR  # noqa: E402
-from hdet.integrations.carried import Carried  # noqa: E402
+from hdet.autolr.auto_lr import AutoLR  # noqa: E402
+from hdet.autolr.search import Search  # noqa: E402
+from hdet.integrations.checkpointing import WrappedScheduler  # noqa: E402
 from hdet.integrations.trackers import Tracker  # noqa: E402
 from hdet.probes import Probe  # noqa: E402
-from hdet.search import Search  # noqa: E402
 
 __all__ = ["HDETCallback"]
 
@@ -50,16 +49,16 @@ class HDETCallback(Callback):
     """Steps a door (AutoLR, AutoTune, OneCycleAutoLR, Ensemble) in Lightning's training loop.
 
     Every optimizer step is one step of the door, with this rank's own training loss, the mean over the
-    batches it accumulated. Replicas become one model before a validation, a checkpoint and the end. The state
-    is in the checkpoint: a resumed run goes on as the unbroken one (an AutoLR with a spread only from a
+    batches it accumulated. Replicas are averaged before a validation, a checkpoint and the end. The state
+    is in the checkpoint: a resumed run equals the unbroken one (of replicas that diverge, only from a
     window's end). A search that has ended stops training, and the module holds the best weights.
 
     Args:
-        build: from the module and its optimizers to the door, called when a fit begins; the process group and
-            ``module.trainer`` are there by then. ``"auto_lr"`` is an AutoLR over all optimizers, for as many
-            steps as the trainer expects; Lightning's loggers show what it does.
-        probe: for ``"auto_lr"``: a :class:`hdet.Probe`, or a callable from the module to one. Its loss moves
-            batches to the device, and casts, by itself.
+        build: from the module and its optimizers to the door, called when a fit begins, after the process
+            group was made. ``"auto_lr"`` is an AutoLR over all optimizers, for as many steps as the trainer
+            expects, shown by Lightning's loggers.
+        probe: for ``"auto_lr"``: a :class:`hdet.Probe`, or a callable from the module to one. Its loss must
+            move batches to the device, and cast.
 
     Attributes:
         door: what was built; None before the first fit.
@@ -79,58 +78,58 @@ class HDETCallback(Callback):
                 f"build={build!r} and probe={probe!r}; hdet.Probe.set_aside makes one of a training loader"
             )
         self.door: Any = None
-        self._carried: Carried | None = None
+        self._wrapped: WrappedScheduler | None = None
         self._build = build
         self._probe = probe
         self._saved: Mapping[str, Any] | None = None
         self._steps = 0
         self._losses: list[Tensor] = []
-        #: Open while base values stand where the forward pass reads what is explored.
+        #: Open while the model is at its base values.
         self._base = ExitStack()
-        self._checked = self._failed = self._taken_apart = self._said_halfway = False
+        self._checked = self._failed = self._state_taken = self._warned_mid_window = False
         self._hook: Any = None
 
     # ------------------------------------------------------------------ a fit begins
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Build the door: optimizers and process group exist, and no optimizer has been restored."""
+        """Build the door: optimizers and process group exist, and no optimizer state has been loaded."""
         optimizers = list(trainer.optimizers)
         if callable(self._build):
             self.door = self._build(pl_module, optimizers)
         else:
-            self.door = self._auto_lr(trainer, pl_module, optimizers)
-        self._checked = self._failed = self._taken_apart = False
+            self.door = AutoLR(
+                optimizers,
+                probe=self._probe if isinstance(self._probe, Probe) else self._probe(pl_module),  # type: ignore[misc]
+                total_steps=_expected_steps(trainer, len(optimizers)),
+                history=[Tracker(each) for each in trainer.loggers],
+            )
+        self._checked = self._failed = self._state_taken = False
         self._losses, self._base = [], ExitStack()
-        self._carried = Carried("HDETCallback", self.door)
-        _refuse_schedulers(self.door, trainer)
-
-    def _auto_lr(self, trainer: Trainer, pl_module: LightningModule, optimizers: list[Optimizer]) -> AutoLR:
-        probe = self._probe if isinstance(self._probe, Probe) else self._probe(pl_module)  # type: ignore[misc]
-        return AutoLR(
-            optimizers,
-            probe=probe,
-            total_steps=_expected_steps(trainer, len(optimizers)),
-            history=[Tracker(each) for each in trainer.loggers],
-        )
+        self._wrapped = WrappedScheduler("HDETCallback", self.door)
+        if isinstance(self.door, LRScheduler) and trainer.lr_scheduler_configs:
+            kinds = ", ".join(type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs)
+            raise ValueError(
+                f"HDETCallback: {type(self.door).__name__} writes the learning rates, and so would the "
+                f"scheduler that configure_optimizers returns, got {kinds}; return the optimizers alone"
+            )
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the state: the optimizers, which come before it, are restored after the callbacks."""
+        """Keep the state for later: Lightning loads the optimizers after the callbacks."""
         self._saved = checkpoint.get(_KEY)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take up the state, now that model and optimizers have theirs."""
+        """Load the state, now that model and optimizers have theirs."""
         saved, self._saved = self._saved, None
         self._steps = trainer.global_step
         if saved is not None:
             self.door.load_state_dict(saved)
         elif self._steps:
             raise ValueError(
-                f"HDETCallback: fit goes on at step {self._steps}, and there is no state of "
-                f"{type(self.door).__name__} to go on from, which would begin anew; resume from a checkpoint "
-                "that was written with this callback (not save_weights_only), or begin a run with "
-                "these weights: a new Trainer, without ckpt_path"
+                f"HDETCallback: fit resumes at step {self._steps}, and there is no state of "
+                f"{type(self.door).__name__} to go on from; resume from a checkpoint that was written with "
+                "this callback (not save_weights_only), or start a new Trainer without ckpt_path"
             )
         self._hook = pl_module.register_state_dict_pre_hook(self._note_state)
 
@@ -141,14 +140,14 @@ class HDETCallback(Callback):
     ) -> None:
         """Replicas train at their own values."""
         self._base.close()
-        self._say_taken_apart()
+        self._warn_of_taken_state()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Step, if the optimizer has."""
         if (loss := _loss_of(outputs)) is not None:
-            # Lightning hands it out divided by the batches that are accumulated.
+            # Lightning divides it by the number of accumulated batches.
             share = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._losses.append(loss if share == 1 else loss * share)
         if trainer.global_step == self._steps:
@@ -158,62 +157,61 @@ class HDETCallback(Callback):
         self.door.step(_mean(losses))
         if self.door.apart and not self._checked:
             self._checked = True
-            _refuse_copies(self.door, trainer)
+            _check_copies(self.door, trainer)
         if getattr(self.door, "finished", False):
             trainer.should_stop = True
 
-    # ------------------------------------------------------------------ somebody looks at the weights
+    # ------------------------------------------------------------------ weights are read
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """One model is validated, not each rank's."""
         if not trainer.sanity_checking:
-            self._meet()
+            self._converge()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """One model is saved: weights in the checkpoint are the module's own memory, averaged in place."""
+        """One model is saved: weights in the checkpoint share the module's memory, and are averaged there."""
         if self.door is None:
             return
-        if self._failed:  # others may be gone: nothing that waits for them
-            if self.door.apart:
-                logger.warning(
-                    "HDETCallback: a checkpoint after an exception holds one rank's replica, not the mean"
-                )
-        else:
-            if self.door.apart and isinstance(self.door, Search):
-                self._say_halfway()
-            self._meet()
-        self._taken_apart = False
+        if self._failed and self.door.apart:
+            logger.warning(
+                "HDETCallback: a checkpoint after an exception holds one rank's replica, not the mean"
+            )
+        elif not self._failed:  # after an exception other ranks may be gone: do not wait for them
+            if self.door.apart and isinstance(self.door, Search) and self.door.replicas.world_rank == 0:
+                self._warn_mid_window()
+            self._converge()
+        self._state_taken = False
         checkpoint[_KEY] = self.door.state_dict()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The module holds the mean; the best weights, if a search has come to its end."""
-        self._say_taken_apart()
-        self._meet()
-        if getattr(self.door, "finished", False) and getattr(self.door, "keeps", False):
+        """The module holds the mean, or the best weights if a search has ended."""
+        self._warn_of_taken_state()
+        self._converge()
+        if getattr(self.door, "finished", False):
             self.door.finish_()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """From here on ranks may be alone."""
+        """From here on other ranks may be gone."""
         self._failed = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the module alone."""
+        """Remove the hook."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
-    def _meet(self) -> None:
+    def _converge(self) -> None:
         """Be one model at its base values, until the next training batch. Every rank calls it."""
-        if self._carried is not None:
+        if self._wrapped is not None:
             self._base.close()
-            self._base.enter_context(self._carried.looked_at())
+            self._base.enter_context(self._wrapped.converged())
 
-    def _say_halfway(self) -> None:
-        """A checkpoint has room for one rank's path, and where replicas diverge each has its own."""
-        if not self._said_halfway and self.door.replicas.place == 0:
-            self._said_halfway = True
+    def _warn_mid_window(self) -> None:
+        """A checkpoint has room for one rank's path, and each replica that diverges has its own."""
+        if not self._warned_mid_window:
+            self._warned_mid_window = True
             logger.warning(
                 "HDETCallback: step %d: a checkpoint within a window of replicas that diverge holds rank 0's "
                 "path of it: a run that resumes there judges this window by that path alone",
@@ -221,22 +219,22 @@ class HDETCallback(Callback):
             )
 
     def _note_state(self, *_: object) -> None:
-        self._taken_apart = self._taken_apart or self.door.apart
+        self._state_taken = self._state_taken or self.door.apart
 
-    def _say_taken_apart(self) -> None:
-        """A checkpoint of weights alone tells no callback; nor does a module's state that a user takes."""
-        if self._taken_apart:
-            self._taken_apart = False
+    def _warn_of_taken_state(self) -> None:
+        """Lightning calls no callback for a checkpoint of weights alone, nor when a user reads the state."""
+        if self._state_taken:
+            self._state_taken = False
             logger.warning(
-                "HDETCallback: step %d: the module's state_dict was taken while the replicas were apart, and "
-                "is one replica's; call callback.door.converge() on all ranks first, or save it whole",
+                "HDETCallback: step %d: the module's state_dict was taken while replicas differed, so it is "
+                "one replica's; call callback.door.converge() on all ranks first, or save a whole checkpoint",
                 self._steps,
             )
 
 
 def _expected_steps(trainer: Trainer, optimizers: int) -> int | None:
-    """How often the optimizers step together; None where nobody knows."""
-    if trainer.fast_dev_run:  # too few for a search; the code runs all the same
+    """How often the optimizers step together; None if that is unknown."""
+    if trainer.fast_dev_run:  # too few for a search, but the code should run
         return None
     steps = trainer.estimated_stepping_batches
     if steps == trainer.max_steps and optimizers > 1:
@@ -255,27 +253,16 @@ def _mean(losses: Sequence[Tensor]) -> Tensor | None:
     return torch.stack(list(losses)).mean()
 
 
-def _refuse_schedulers(door: object, trainer: Trainer) -> None:
-    if isinstance(door, LRScheduler) and trainer.lr_scheduler_configs:
-        kinds = ", ".join(type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs)
-        raise ValueError(
-            f"HDETCallback: {type(door).__name__} writes the learning rates, and so would the scheduler that "
-            f"configure_optimizers returns, got {kinds}; return the optimizers alone"
-        )
-
-
-def _refuse_copies(door: Any, trainer: Trainer) -> None:
-    """Where replicas come apart, whatever is written must be the mean."""
+def _check_copies(door: Any, trainer: Trainer) -> None:
+    """Raise where weights would be saved before replicas that diverge were averaged."""
     kind = type(door).__name__
     if not isinstance(trainer.strategy, (DDPStrategy, SingleDeviceStrategy)):
         raise ValueError(
-            f"HDETCallback: replicas that diverge ({kind}) must be trained by the strategy 'ddp', got "
-            f"{type(trainer.strategy).__name__}, which copies the weights before a callback can bring the "
-            "replicas together; use 'ddp', or an AutoLR without a spread"
+            f"HDETCallback: replicas that diverge ({kind}) need the strategy 'ddp', got "
+            f"{type(trainer.strategy).__name__}, which copies weights before a callback can average them"
         )
     if any(getattr(each, "save_weights_only", False) for each in trainer.checkpoint_callbacks):
         raise ValueError(
-            f"HDETCallback: replicas that diverge ({kind}) need whole checkpoints, got a ModelCheckpoint of "
-            "weights alone (save_weights_only), of which no callback hears: it would write one replica's; "
-            "save whole ones"
+            f"HDETCallback: replicas that diverge ({kind}) need whole checkpoints, got a ModelCheckpoint "
+            "with save_weights_only, which calls no callback and would save one replica's weights"
         )

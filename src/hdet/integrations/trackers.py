@@ -1,21 +1,21 @@
-"""Trackers (TensorBoard, Weights & Biases, MLflow, trackio, and whatever logs as they do) hear of every sync.
+"""Every sync in a tracker: TensorBoard, Weights & Biases, MLflow, trackio, and others with their methods.
 
-A tracker is told the lines of the history, by rank 0 alone::
+Rank 0 logs the lines of the history::
 
     auto = hdet.AutoLR(optimizer, probe=probe, history=["run.jsonl", Tracker(wandb.run)])
 
-What it shows, at the step of the sync:
+It logs, at the step of the sync:
 
 ===============================  =========================================================
 hdet/lr/<group>                  the base learning rate after the sync
 hdet/value/<hyperparameter>      the base of anything else that is explored
 hdet/replica/<r>/loss            a replica's mean training loss since the sync before
-hdet/lag/<scope>                 a horizon's evidence
+hdet/lag/<scope>                 what AutoLR moves the rate by
 hdet/sync_ms                     how long the sync took
-hdet/event                       what was odd, in words; a count where a tracker takes numbers alone
+hdet/event                       warnings, as text; their number where a tracker takes only numbers
 ===============================  =========================================================
 
-Nothing is imported: a tracker is known by its methods.
+No tracker is imported: it is recognised by its methods.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ __all__ = ["Tracker", "metrics"]
 
 
 class Tracker:
-    """Tells a tracker the lines of a history; give it to a door as ``history=``, alone or in a list.
+    """Logs the lines of a history; give it to a door as ``history=``, alone or in a list.
 
-    One that raises is logged once, and training goes on.
+    If it raises, hdet warns once and training goes on.
 
     Args:
         target: a run of Weights & Biases or trackio (``.log(dict, step=)``), TensorBoard's ``SummaryWriter``,
             the module ``mlflow`` with a run begun, or one of Lightning's loggers (``.log_metrics(dict,
-            step=)``). None is for ranks that have none: only rank 0 tells.
+            step=)``). None is for other ranks: only rank 0 logs.
     """
 
     def __init__(self, target: Any) -> None:
-        ways = ("add_scalar", "log_metrics", "log")
-        self._way = next((way for way in ways if callable(getattr(target, way, None))), "")
-        if target is not None and not self._way:
+        methods = ("add_scalar", "log_metrics", "log")
+        self._method = next((name for name in methods if callable(getattr(target, name, None))), "")
+        if target is not None and not self._method:
             raise TypeError(
-                f"Tracker: target must have one of {', '.join(ways)}, got {type(target).__name__}; give the "
-                "run, the writer, or the module mlflow"
+                f"Tracker: target must have one of {', '.join(methods)}, got {type(target).__name__}; give "
+                "the run, the writer, or the module mlflow"
             )
         self._target = target
         self._step = 0
@@ -55,7 +55,7 @@ class Tracker:
         return f"Tracker({getattr(self._target, '__name__', type(self._target).__name__)})"
 
     def __call__(self, line: Mapping[str, Any]) -> None:
-        """Show a line; notes but for warnings have nothing to draw."""
+        """Log a line; of notes, only warnings."""
         self._step = line.get("step", self._step)
         events = [line["text"]] if line.get("kind") == "said" else list(line.get("events", ()))
         numbers = metrics(line)
@@ -63,11 +63,9 @@ class Tracker:
             return
         if self._target is None:
             raise TypeError("target must be a tracker on rank 0, got None")
-        {"add_scalar": self._write, "log_metrics": self._log_metrics, "log": self._log}[self._way](
-            numbers, events
-        )
+        getattr(self, f"_{self._method}")(numbers, events)
 
-    def _write(self, numbers: dict[str, float], events: list[str]) -> None:
+    def _add_scalar(self, numbers: dict[str, float], events: list[str]) -> None:
         for name, value in numbers.items():
             self._target.add_scalar(name, value, self._step)
         if events:
@@ -76,7 +74,9 @@ class Tracker:
     def _log_metrics(self, numbers: dict[str, float], events: list[str]) -> None:
         counted = {"hdet/event": float(len(events))} if events else {}
         self._target.log_metrics({**numbers, **counted}, step=self._step)
-        if events and callable(getattr(self._target, "set_tag", None)):  # MLflow has words for a run alone
+        if events and callable(
+            getattr(self._target, "set_tag", None)
+        ):  # MLflow has text only as tags of a run
             self._target.set_tag(f"hdet/event/{self._step}", "\n".join(events))
 
     def _log(self, numbers: dict[str, float], events: list[str]) -> None:
@@ -84,15 +84,15 @@ class Tracker:
         if callable(getattr(self._target, "define_metric", None)):
             line["hdet/step"] = self._step
             if self._target.step > self._step:
-                # Weights & Biases drops what is logged at a step before its own; that counts the calls of a
-                # user who gives none.
+                # Weights & Biases drops what is logged at a step before its own, which counts all calls of
+                # log() without a step.
                 self._target.log(line)
                 return
         self._target.log(line, step=self._step)
 
 
 def metrics(line: Mapping[str, Any]) -> dict[str, float]:
-    """What of a line can be drawn; nothing of a note, and no number that is not finite.
+    """The numbers of a line: none of a note, and only finite ones.
 
     >>> lr = {"name": "lr/0", "multipliers": (1.0,), "base_after": 0.1}
     >>> metrics({"step": 10, "losses": [2.0, None], "hyperparameters": [lr], "milliseconds": 1.5})

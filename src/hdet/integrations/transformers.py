@@ -1,12 +1,12 @@
-"""Transformers: a Trainer whose learning rate is found while it trains.
+"""Transformers: a Trainer that finds its learning rate while it trains.
 
 ::
 
     trainer = HDETTrainer(model=model, args=args, train_dataset=dataset)   # AutoLR; no learning rate
     trainer.train()
 
-The door is the Trainer's ``lr_scheduler``: logged, saved and resumed as one. Replicas converge before anybody
-evaluates, saves or ends.
+The door is the Trainer's ``lr_scheduler``, logged, saved and resumed as one. Replicas are averaged before
+they are evaluated or saved, and at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,24 +22,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from hdet.auto_lr import AutoLR
+from hdet.autolr.auto_lr import AutoLR
 from hdet.integrations import require
-from hdet.integrations.carried import Carried
+from hdet.integrations.checkpointing import WrappedScheduler
 from hdet.probes import Probe
 
-FLOOR = "5.1.0"
-require("transformers", FLOOR)
+require("transformers", "5.1.0")
 
-from transformers import Trainer, TrainerCallback  # noqa: E402 — a version that is too old is named first
+from transformers import Trainer, TrainerCallback  # noqa: E402 — require names a version that is too old
 
 __all__ = ["HDETTrainer", "HDETTrainerMixin"]
 
 logger = logging.getLogger("hdet")
 
 #: Batches of each rank that are set aside for the probe where no dataset is given for it.
-_ASIDE = 8
-#: What a door is given, if it asks for it by name.
-_GIVEN = ("total_steps", "model", "probe")
+_PROBE_BATCHES = 8
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base  # what it is mixed into
@@ -50,17 +47,17 @@ else:
 class HDETTrainerMixin(_Base):
     """For any Trainer: ``class Mine(HDETTrainerMixin, SFTTrainer): ...``.
 
-    ``args.learning_rate`` and ``args.lr_scheduler_type`` are not read, but for what the door makes of the
-    optimizer's ``lr``. When training is over the model holds the best weights that a search has seen
-    (``finish_``), unless ``args.load_best_model_at_end`` chooses otherwise.
+    ``args.lr_scheduler_type`` is not used, nor is ``args.learning_rate`` unless the door reads the
+    optimizer's ``lr``. After training the model holds the best weights that a search has seen (``finish_``),
+    unless ``args.load_best_model_at_end`` is set.
 
     Args:
-        hdet: ``"auto_lr"``, or what builds the door from the optimizer and, by name, whichever of
-            ``total_steps``, ``model`` and ``probe`` it names: ``partial(hdet.AutoLR, schedule="cosine")``,
+        hdet: ``"auto_lr"``, or a callable that builds the door from the optimizer and, by name, whichever of
+            ``total_steps``, ``model`` and ``probe`` it takes: ``partial(hdet.AutoLR, schedule="cosine")``,
             ``partial(hdet.OneCycleAutoLR, max_lr=1e-3, ensemble_lr_spread_ratio=1 / 9)``.
         probe_dataset: what the probe measures, never trained on and not reported as validation. None sets
-            eight batches of each rank aside from ``train_dataset`` where a door needs a probe; give one if
-            runs are to go on with more ranks, which would set more aside.
+            eight batches of each rank aside from ``train_dataset`` if the door needs a probe; give one if a
+            run may resume with more ranks, which would set more aside.
     """
 
     lr_scheduler: Any
@@ -81,39 +78,40 @@ class HDETTrainerMixin(_Base):
                 "functools.partial(hdet.AutoLR, …)"
             )
         self._make: Callable[..., Any] = AutoLR if hdet == "auto_lr" else hdet
-        self._refuse()
-        self._set_aside = 0
+        self._check_arguments()
+        self._samples_set_aside = 0
         self._probe_dataset = probe_dataset
-        trains = self.train_dataset is not None  # or only evaluates
-        if trains and probe_dataset is None and "probe" in self._asked():
-            self._probe_dataset = self._take_aside()
-        elif probe_dataset is not None and "probe" not in self._asked():
-            raise ValueError(
-                f"{self._name}: probe_dataset was given, and hdet takes no argument named probe; leave it out"
-            )
-        #: This rank's losses of the accumulation in progress, and what makes them whole.
-        self._losses: Tensor | None = None
-        self._share: Tensor | float = 1.0
-        self.add_callback(_AtTheEnd(self))
+        if probe_dataset is not None and "probe" not in self._wanted():
+            raise ValueError(f"{self._name}: probe_dataset was given, and hdet takes no argument named probe")
+        if probe_dataset is None and self.train_dataset is not None and "probe" in self._wanted():
+            self._probe_dataset = self._set_aside()
+        #: The sum of this rank's losses in the current accumulation, and what turns it into their own mean.
+        self._loss_sum: Tensor | None = None
+        self._scale: Tensor | float = 1.0
+        self.add_callback(_ConvergeAtEnd(self))
+
+    @property
+    def _wrapped(self) -> WrappedScheduler | None:
+        return self.lr_scheduler if isinstance(self.lr_scheduler, WrappedScheduler) else None
 
     @property
     def door(self) -> Any:
         """The AutoLR, or whatever was asked for; None before ``train()``."""
-        return self.lr_scheduler.door if isinstance(self.lr_scheduler, Carried) else None
+        return None if self._wrapped is None else self._wrapped.door
 
     # ------------------------------------------------------------------ what is built
 
-    def _refuse(self) -> None:
+    def _check_arguments(self) -> None:
         if self.is_deepspeed_enabled:
             raise TypeError(
-                f"{self._name}: the optimizer must be torch's own, whose steps can be followed, and "
-                "DeepSpeed steps flat partitions of its own; leave deepspeed out, or use fsdp instead"
+                f"{self._name}: the optimizer must be torch's own, and DeepSpeed steps flat partitions; use "
+                "fsdp instead"
             )
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if plugin is not None and getattr(plugin, "fsdp_version", 1) != 2:
             raise TypeError(
-                f"{self._name}: fsdp must be of version 2, whose parameters say on which ranks they lie, got "
-                f"version {plugin.fsdp_version}; set fsdp_config={{'version': 2}}"
+                f"{self._name}: fsdp must be of version 2, got version {plugin.fsdp_version}; set "
+                "fsdp_config={'version': 2}"
             )
         if self.lr_scheduler is not None:
             raise ValueError(
@@ -121,66 +119,63 @@ class HDETTrainerMixin(_Base):
                 f"{type(self.lr_scheduler).__name__}; build it with hdet="
             )
         kind = getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type)
-        own = kind != "linear" or self.args.get_warmup_steps(1000) > 0
-        if own and self.is_world_process_zero():
+        if (kind != "linear" or self.args.get_warmup_steps(1000) > 0) and self.is_world_process_zero():
             logger.warning(
-                "%s: lr_scheduler_type=%r and warm-up are not read: the door has a schedule of its own, such "
-                "as hdet=partial(hdet.AutoLR, schedule='cosine')",
+                "%s: lr_scheduler_type=%r and warm-up are not used: the door has its own schedule, such as "
+                "hdet=partial(hdet.AutoLR, schedule='cosine')",
                 self._name,
                 kind,
             )
 
-    def _asked(self) -> list[str]:
-        """What the door wants by name. What a partial binds is settled; a probe that it can do without is
-        wanted if there is a dataset for it."""
+    def _wanted(self) -> list[str]:
+        """What the door takes by name and a partial has not bound; an optional probe only with a dataset."""
         parameters = inspect.signature(self._make).parameters
         bound = getattr(self._make, "keywords", {})
-        asked = [name for name in _GIVEN if name in parameters and name not in bound]
-        needed = "probe" in asked and parameters["probe"].default is inspect.Parameter.empty
-        return asked if needed or self._probe_dataset is not None else [n for n in asked if n != "probe"]
+        wanted = [n for n in ("total_steps", "model", "probe") if n in parameters and n not in bound]
+        optional = "probe" in wanted and parameters["probe"].default is not inspect.Parameter.empty
+        return [n for n in wanted if n != "probe" or not optional or self._probe_dataset is not None]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The door, once the model is wrapped and the optimizer prepared."""
         if self.lr_scheduler is None:
-            # Accelerate's own list: the Trainer does not know the wrapped model yet. Who shares gradients is
-            # seen on it.
+            # Accelerate's own list: the Trainer does not know the wrapped model yet, and the door finds out
+            # from it which ranks share gradients.
             wrapped = self.accelerator._models[-1] if self.accelerator._models else self.model
             model = getattr(wrapped, "_orig_mod", wrapped)
             given: dict[str, Any] = {"total_steps": num_training_steps, "model": model}
-            asked = self._asked()
-            if "probe" in asked:
+            wanted = self._wanted()
+            if "probe" in wanted:
                 given["probe"] = Probe(self._probe_loss, self._probe_loader(), model=model)
-            door = self._make(optimizer or self.optimizer, **{name: given[name] for name in asked})
+            door = self._make(optimizer or self.optimizer, **{name: given[name] for name in wanted})
             self.lr_scheduler = _Scheduler(self, door)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
     # ------------------------------------------------------------------ the probe
 
-    def _take_aside(self) -> Dataset[Any]:
+    def _set_aside(self) -> Dataset[Any]:
         data = self.train_dataset
         if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
             raise ValueError(
-                f"{self._name}: a probe needs samples that are not trained on, and train_dataset must have "
-                f"numbered ones to set some aside, got {type(data).__name__}; give probe_dataset"
+                f"{self._name}: train_dataset must have a length, to set samples aside for the probe, got "
+                f"{type(data).__name__}; give probe_dataset"
             )
-        wanted = _ASIDE * self._train_batch_size * self.args.world_size
-        total = len(data)
+        total, wanted = len(data), _PROBE_BATCHES * self._train_batch_size * self.args.world_size
         if 2 * wanted > total:
             raise ValueError(
-                f"{self._name}: to set {wanted:,} samples aside for the probe ({_ASIDE} batches of each "
-                f"rank) train_dataset must have at least {2 * wanted:,}, got {total:,}; give probe_dataset"
+                f"{self._name}: to set {wanted:,} samples aside for the probe, train_dataset must have at "
+                f"least {2 * wanted:,}, got {total:,}; give probe_dataset"
             )
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        # Fewer ranks set aside a part of what more ranks do, so that nothing is measured that was trained on.
+        # With fewer ranks these are the first of what more ranks set aside: none of them was trained on.
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
-        self._set_aside = wanted
-        self.train_dataset = _chosen(data, sorted(order[wanted:]))
-        return _chosen(data, order[:wanted])
+        self._samples_set_aside = wanted
+        self.train_dataset = _subset(data, sorted(order[wanted:]))
+        return _subset(data, order[:wanted])
 
     def _probe_loader(self) -> DataLoader[Any]:
-        """This rank's batches, as many on each. Not Accelerate's loader: one that is left half read would
-        count as the one in progress."""
+        """This rank's batches, as many on each rank. Not Accelerate's loader, which would count as the one in
+        progress while it is half read."""
         data: Any = self._probe_dataset
         world, rank = self.args.world_size, self.args.process_index
         size = min(self._train_batch_size, len(data) // world)
@@ -189,21 +184,21 @@ class HDETTrainerMixin(_Base):
                 f"{self._name}: probe_dataset must have a sample for each of {world} ranks, got {len(data)}"
             )
         own = Subset(data, range(rank, len(data) // world * world, world))
-        # Columns that the model does not take are left out, as in training; there is no public name for it.
+        # Leaves out columns that the model does not take, as in training; there is no public name for it.
         collate = self._get_collator_with_removed_columns(self.data_collator, description="probe")
         return DataLoader(own, batch_size=size, collate_fn=collate, drop_last=True)
 
     def _probe_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch, as the Trainer's own evaluation takes it, of this rank alone."""
+        """The loss of a batch as in the Trainer's own evaluation, of this rank alone."""
         inputs = self._prepare_inputs(batch)
-        with self._this_rank_alone(), self.compute_loss_context_manager():
+        with self._count_own_tokens(), self.compute_loss_context_manager():
             count = self._get_num_items_in_batch([inputs], self.args.device)
             loss: Tensor = self.compute_loss(self.model, inputs, num_items_in_batch=count)
         return loss.mean()
 
     @contextmanager
-    def _this_rank_alone(self) -> Iterator[None]:
-        """Within, tokens are counted on this rank, not over all of them."""
+    def _count_own_tokens(self) -> Iterator[None]:
+        """Inside, tokens are counted on this rank, not over all of them."""
         before = self.args.average_tokens_across_devices
         self.args.average_tokens_across_devices = False
         try:
@@ -216,69 +211,65 @@ class HDETTrainerMixin(_Base):
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """An accumulation begins; the last one of an epoch is shorter.
 
-        Where losses are divided by the tokens of all ranks, one with more tokens than others would seem to
-        have a higher loss: each is told by its own.
+        Where losses are divided by the tokens of all ranks, a rank with more tokens would seem to have a
+        higher loss: the scale turns it into the mean over its own tokens.
         """
         batches, count = super().get_batch_samples(*args, **kwargs)
-        self._losses, self._share = None, 1.0
+        self._loss_sum, self._scale = None, 1.0
         if count is not None and self.args.average_tokens_across_devices and self.args.world_size > 1:
-            with self._this_rank_alone():
+            with self._count_own_tokens():
                 own = self._get_num_items_in_batch(batches, self.args.device)
-            self._share = count / own / (self.accelerator.num_processes // self.get_tp_size())
+            self._scale = count / own / (self.accelerator.num_processes // self.get_tp_size())
         return batches, count
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """As the Trainer's; the loss is kept. Its micro-batches add up to that of the step."""
+        """As the Trainer's, and keeps the loss; those of the micro-batches add up to that of the step."""
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         own = loss.detach()
-        self._losses = own if self._losses is None else self._losses + own
+        self._loss_sum = own if self._loss_sum is None else self._loss_sum + own
         return loss
 
     def take_loss(self) -> Tensor | None:
-        """This rank's own mean loss of the step just taken; None for an optimizer that steps by itself."""
-        loss, self._losses = self._losses, None
-        return None if loss is None else loss * self._share
+        """This rank's own mean loss of the last step; None for an optimizer that steps by itself."""
+        loss, self._loss_sum = self._loss_sum, None
+        return None if loss is None else loss * self._scale
 
-    # ------------------------------------------------------------------ together before anybody looks
+    # ------------------------------------------------------------------ averaged before weights are read
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """At the mean of the replicas."""
-        with self._looked_at():
+        """Of the averaged model."""
+        with self._converged():
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """At the mean of the replicas."""
-        with self._looked_at():
+        """By the averaged model."""
+        with self._converged():
             return super().predict(*args, **kwargs)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """The mean of the replicas; within a checkpoint it comes first, so that optimizer and door follow."""
-        with self._looked_at():
+        """The averaged model. In a checkpoint it is saved before optimizer and door."""
+        with self._converged():
             super().save_model(*args, **kwargs)
 
-    @contextmanager
-    def _looked_at(self) -> Iterator[None]:
-        # After training replicas are one, and one rank may save by itself: nobody waits for others then.
-        if self.is_in_train and isinstance(self.lr_scheduler, Carried):
-            with self.lr_scheduler.looked_at():
-                yield
-        else:
-            yield
+    def _converged(self) -> AbstractContextManager[None]:
+        # After training the replicas are one model, and a rank may save alone: nothing must wait for others.
+        wrapped = self._wrapped if self.is_in_train else None
+        return nullcontext() if wrapped is None else wrapped.converged()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # No public name is called on every rank with the folder; rng_state_N.pth are written beside it alike.
-        if isinstance(self.lr_scheduler, Carried):
-            self.lr_scheduler.save_own(output_dir)
+        # No public method is called on every rank with the folder.
+        if self._wrapped is not None:
+            self._wrapped.save_rank(output_dir)
         super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if isinstance(self.lr_scheduler, Carried):
-            self.lr_scheduler.folder = None if checkpoint is None else Path(checkpoint)
+        if self._wrapped is not None:
+            self._wrapped.folder = None if checkpoint is None else Path(checkpoint)
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
 class HDETTrainer(HDETTrainerMixin, Trainer):
-    """A Trainer that needs no learning rate; the arguments are those of both.
+    """A Trainer that needs no learning rate; its arguments are Trainer's and :class:`HDETTrainerMixin`'s.
 
     Example::
 
@@ -288,11 +279,9 @@ class HDETTrainer(HDETTrainerMixin, Trainer):
         print(trainer.door.best)
     """
 
-    __doc__ += (HDETTrainerMixin.__doc__ or "")[(HDETTrainerMixin.__doc__ or "").index("\n    Args:") :]
 
-
-class _Scheduler(Carried):
-    """The Trainer's scheduler: it is stepped without a loss, and fetches it."""
+class _Scheduler(WrappedScheduler):
+    """The Trainer's scheduler: it is stepped without a loss, and takes it from the Trainer."""
 
     def __init__(self, trainer: Any, door: Any) -> None:
         super().__init__(trainer._name, door)
@@ -301,20 +290,20 @@ class _Scheduler(Carried):
     def step(self, *_: object) -> Any:
         record = super().step(self._trainer.take_loss())
         if getattr(self.door, "finished", False):
-            # The step that is being taken is the last: what the Trainer does at its end, it does after it.
+            # The step in progress is the last one: the Trainer ends as usual after it.
             self._trainer.state.max_steps = self._trainer.state.global_step + 1
         return record
 
     def get_last_lr(self) -> list[Any]:
-        """The base learning rates; an Ensemble has no such name."""
+        """The base learning rates; an Ensemble has no such method."""
         return [group["lr"] for group in self._trainer.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "set_aside": self._trainer._set_aside}
+        return {**super().state_dict(), "set_aside": self._trainer._samples_set_aside}
 
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)
-        before, now = state.get("set_aside", 0), self._trainer._set_aside
+        before, now = state.get("set_aside", 0), self._trainer._samples_set_aside
         if now > before > 0 and self._trainer.is_world_process_zero():
             logger.warning(
                 "%s: the probe measures %d samples now, and %d when the checkpoint was written: the others "
@@ -325,29 +314,27 @@ class _Scheduler(Carried):
             )
 
 
-class _AtTheEnd(TrainerCallback):
+class _ConvergeAtEnd(TrainerCallback):
     """However training ends, the replicas are one model then."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        scheduler = self._trainer.lr_scheduler
-        if control.should_training_stop and isinstance(scheduler, Carried):
-            scheduler.converge()
+        if control.should_training_stop and self._trainer._wrapped is not None:
+            self._trainer._wrapped.converge()
 
     on_epoch_end = on_step_end
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        scheduler = self._trainer.lr_scheduler
-        if not isinstance(scheduler, Carried):
-            return
-        scheduler.converge()
-        if getattr(scheduler.door, "keeps", False) and not args.load_best_model_at_end:
-            scheduler.door.finish_()
+        wrapped = self._trainer._wrapped
+        if wrapped is not None:
+            wrapped.converge()
+            if hasattr(wrapped.door, "finish_") and not args.load_best_model_at_end:
+                wrapped.door.finish_()
 
 
-def _chosen(data: Any, numbers: list[int]) -> Dataset[Any]:
-    """Some samples of a dataset, as a dataset of its own kind where it has one."""
+def _subset(data: Any, numbers: list[int]) -> Dataset[Any]:
+    """Some samples of a dataset; ``datasets.Dataset`` has its own way."""
     chosen: Dataset[Any] = data.select(numbers) if hasattr(data, "select") else Subset(data, numbers)
     return chosen

@@ -1,5 +1,5 @@
-"""Held-out losses: the loss at the present weights on batches that are not trained on, and how to set
-such batches aside. It imports torch alone."""
+"""Held-out losses: the loss at the current weights on batches that are not trained on, and how to set such
+batches aside. This room imports torch and ``replicas``."""
 
 from hdet.probes.probe import Probe
 

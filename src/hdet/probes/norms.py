@@ -1,4 +1,4 @@
-"""Statistics of batch norm that belong to the present weights, from batches of inputs."""
+"""Batch norm's running statistics, recomputed for the current weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # no public name covers all of its kinds
 
-from hdet.replicas import give_up_gathered
+from hdet.replicas import drop_gathered
 
 __all__ = ["refresh_norms_", "trained_norms"]
 
 
 def trained_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Every batch norm whose running statistics training moves."""
+    """Every batch norm whose running statistics training updates."""
     return [
         module
         for module in model.modules()
@@ -25,34 +25,27 @@ def trained_norms(model: nn.Module) -> list[_BatchNorm]:
 
 @torch.no_grad()
 def refresh_norms_(
-    model: nn.Module,
-    run: Callable[[Any], object],
-    batches: Iterable[Any],
-    norms: Sequence[nn.Module] | None = None,
+    model: nn.Module, run: Callable[[Any], object], batches: Iterable[Any], norms: Sequence[_BatchNorm]
 ) -> None:
-    """Let ``norms``, or every batch norm that is training, take its statistics from these batches alone.
-
-    Dropout is off meanwhile; every module has its own training flag again afterwards. What is frozen (in
-    eval mode) stays as it is.
-    """
-    chosen = trained_norms(model) if norms is None else [n for n in norms if isinstance(n, _BatchNorm)]
-    if not chosen:
+    """Recompute the statistics of ``norms`` from these batches alone, with dropout off. All other modules
+    and all training flags stay as they are."""
+    if not norms:
         return
     flags = [(module, module.training) for module in model.modules()]
-    momenta = [norm.momentum for norm in chosen]
-    give_up_gathered(model)
+    momenta = [norm.momentum for norm in norms]
+    drop_gathered(model)
     try:
         for module, _ in flags:
             module.training = False
-        for norm in chosen:
+        for norm in norms:
             norm.training = True
             norm.reset_running_stats()
             norm.momentum = None  # a plain mean over the batches
         for batch in batches:
             run(batch)
     finally:
-        give_up_gathered(model)
-        for norm, momentum in zip(chosen, momenta, strict=True):
+        drop_gathered(model)
+        for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         for module, training in flags:
             module.training = training

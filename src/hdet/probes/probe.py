@@ -1,52 +1,44 @@
-"""The held-out signal: the loss of the model as its weights stand, on batches it has not trained on.
+"""The held-out loss: the loss at the current weights, on batches that are not trained on.
 
-A controller moves the weights along a line and asks at every point for the loss on the *same* batches. What
-is not the weights (dropout, running statistics, random state, casts that autocast remembers) is therefore the
-same at every point, and the training that goes on afterwards does not see that it was asked.
+A controller compares the loss at several points in weight space on the *same* batches. So everything but the
+weights (dropout, running statistics, random state, autocast's cache) is the same at every point, and training
+afterwards is as if nothing had been measured.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # no public name covers all of its kinds
 
-from hdet import rules
-from hdet.probes.isolation import forked, random_state, reseed, weights_alone
+from hdet.probes.batch_contents import announced_size, count_samples, not_among
+from hdet.probes.isolation import forked, random_state, weights_alone
 from hdet.probes.norms import refresh_norms_, trained_norms
-from hdet.probes.set_aside import (
-    announced_size,
-    count_samples,
-    fingerprint,
-    is_map_style,
-    not_among,
-    split_iterable,
-    split_loader,
-)
+from hdet.probes.set_aside import is_map_style, split_iterable, split_loader
 
 __all__ = ["Probe"]
 
 logger = logging.getLogger("hdet")
 
 _END = object()
-_FINGERPRINTS = 64
 
 
 class Probe:
     """Losses on held-out batches, comparable between points in weight space.
 
-    :meth:`draw` takes the next batches, :meth:`losses` measures the current weights on them, as often as
-    there are points to compare. While it measures
+    :meth:`draw` takes the next batches, :meth:`losses` measures the current weights on them, once for each
+    point to compare. While it measures
 
-    - dropout is off, and every module has its own training flag again afterwards;
+    - dropout is off, and every module gets its training flag back afterwards;
     - batch and instance norm that were training use the batch's own statistics, because running ones belong
       to the weights of the trajectory and not to the point compared; SyncBatchNorm does not communicate.
-      One that was frozen (in eval mode) stays frozen. All buffers are put back, in place;
-    - the random state of the CPU and of the model's CUDA devices is forked and begins alike for every point.
+      A frozen one (in eval mode) stays frozen. All buffers are restored, in place;
+    - the random state of the CPU and of the model's CUDA devices is forked and the same for every point.
       Python's ``random`` and NumPy are not handled: noise from there differs between points;
     - no gradient is recorded and no ``.grad`` touched.
 
@@ -55,8 +47,8 @@ class Probe:
 
     Args:
         loss_fn: from a batch to its mean loss, a scalar. It calls the model, and autocast if there is one.
-        batches: what the model does not train on. An iterable such as a DataLoader, begun anew when it ends,
-            or a callable from the running number of the draw (0, 1, 2, ...) to a batch. Both run on a random
+        batches: what the model does not train on. An iterable such as a DataLoader, begun again when it
+            ends, or a callable from the number of the draw (0, 1, 2, ...) to a batch. Both run on a random
             state of their own, a function of ``torch.initial_seed()`` and that number: the global one stays
             as it is, and a resumed run draws what the unbroken one would have.
         model: the module whose weights are compared.
@@ -97,17 +89,14 @@ class Probe:
         self._per_sync = per_sync
         self._seed = torch.initial_seed()
         self._draws = 0
-        # The draw at which the present pass over an iterable began: from there a resume finds its place.
+        # The draw at which the current pass over an iterable began: a resume starts there.
         self._pass_began = 0
         self._pass: Iterator[Any] | None = None
         self._batch_size = announced_size(batches)
         self._set_aside: int | None = None
         self._halves: tuple[list[Any], list[Any]] | None = None
-        self._fingerprints: set[object] = set()
-        self._fingerprinted = 0
-        self._measurements = 0
-        #: The number of the measurement in progress; None in training, for who sees the model's inputs.
-        self.measurement: int | None = None
+        #: Whether it is measuring now, for what looks at the model's inputs.
+        self.measuring = False
 
     @classmethod
     def set_aside(
@@ -120,7 +109,7 @@ class Probe:
         per_sync: int = 4,
         seed: int = 0,
     ) -> tuple[Probe, Iterable[Any]]:
-        """Take batches out of a training loader, for good: the probe on them, and what is left to train with.
+        """Take batches out of a training loader for good: the probe on them, and what is left to train with.
 
         From a DataLoader over a map-style dataset, samples are chosen by ``seed``, the same on all ranks, and
         the loader is rebuilt over the others; with a DistributedSampler every rank keeps ``batches`` batches
@@ -145,16 +134,6 @@ class Probe:
         probe._set_aside = sum(count_samples(batch) or 0 for batch in kept) or None
         return probe, rest
 
-    @property
-    def samples(self) -> int | None:
-        """How many samples one sync looks at, by the first batch seen; None before it, or without tensors."""
-        return self._batch_size and self._batch_size * self._per_sync
-
-    @property
-    def distinct(self) -> int | None:
-        """How many different batches were among the first 64 drawn; None before that, or without tensors."""
-        return len(self._fingerprints) or None
-
     def describe(self) -> str:
         """What one sync looks at, and what was set aside for it."""
         size = f" of {self._batch_size:,} samples" if self._batch_size else ""
@@ -171,19 +150,11 @@ class Probe:
         """How many batches one sync looks at, at most."""
         return self._per_sync
 
-    def draw(self, at_most: int | None = None) -> list[Any]:
+    def draw(self) -> list[Any]:
         """The batches of the next sync. The global random state is neither read nor moved."""
-        count = self._per_sync if at_most is None else min(at_most, self._per_sync)
-        drawn = [self._take() for _ in range(count)]
-        for batch in drawn:
-            self._batch_size = self._batch_size or count_samples(batch)
-            self._note(batch)
+        drawn = [self._take() for _ in range(self._per_sync)]
+        self._batch_size = self._batch_size or count_samples(drawn)
         return drawn
-
-    def _note(self, batch: Any) -> None:
-        if self._fingerprinted < _FINGERPRINTS:
-            self._fingerprinted += 1
-            self._fingerprints |= {fingerprint(batch)} - {None}
 
     @property
     def choosing(self) -> int:
@@ -193,7 +164,7 @@ class Probe:
 
     @property
     def holds(self) -> int | None:
-        """How many batches it was given; None where nobody knows, as of a stream."""
+        """How many batches it was given; None if that is unknown, as for a stream."""
         if isinstance(self._batches, Sized):
             with suppress(TypeError):  # a DataLoader over a stream has a length that it cannot tell
                 return len(self._batches)
@@ -202,9 +173,9 @@ class Probe:
     def halves(self) -> tuple[list[Any], list[Any]]:
         """The batches that weights are chosen by, and others that no choice sees, for an honest estimate.
 
-        The same ones for the whole run and after a resume: the first that the probe holds, :attr:`choosing`
-        and at most as many again (of an iterator that cannot be begun anew, the next ones), but for those
-        that repeat. Of one batch there is no estimate.
+        The same ones for the whole run and after a resume: the first :attr:`choosing` batches of the probe
+        and at most as many again (of an iterator, the next ones), without those that repeat. One batch gives
+        no estimate.
         """
         if self._halves is None:
             first = self._first(2 * self.choosing)
@@ -221,9 +192,7 @@ class Probe:
                     len(later),
                 )
             self._halves = chosen, others
-            for batch in first:
-                self._batch_size = self._batch_size or count_samples(batch)
-                self._note(batch)
+            self._batch_size = self._batch_size or count_samples(first)
         return self._halves
 
     def _first(self, count: int) -> list[Any]:
@@ -245,9 +214,9 @@ class Probe:
     def losses(self, batches: Iterable[Any], *, of: str | None = None) -> list[float]:
         """The loss of each batch at the weights as they are now, with one wait for the device in all.
 
-        Until the next draw the k-th batch meets the same random state in every call; batches that are kept
-        (:meth:`halves`) are given a name by ``of``, under which they meet the same one for the whole run. A
-        loss that is not finite is returned as it is.
+        Until the next draw the k-th batch has the same random state in every call. Batches that are kept
+        (:meth:`halves`) get a name by ``of``, under which they have the same one for the whole run. A loss
+        that is not finite is returned as it is.
         """
         return [loss for (loss,) in self.losses_of_each(batches, 1, of=of)]
 
@@ -256,41 +225,37 @@ class Probe:
     ) -> list[list[float]]:
         """As :meth:`losses`, where ``loss_fn`` returns the losses of several replicas at once."""
         values: list[Tensor | float] = []
-        alone = weights_alone(self._model)
-        with torch.no_grad(), self._measuring(), alone, forked(self._model) as devices:
-            for k, batch in enumerate(batches):
-                reseed(devices, "losses", self._seed, self._draws if of is None else of, k)
-                values.append(_as_losses(self._loss_fn(batch), replicas))
-            tensors = [value for value in values if isinstance(value, Tensor)]
-            read = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist() if tensors else ())
-        return [next(read) if isinstance(value, Tensor) else [value] for value in values]
-
-    @contextmanager
-    def _measuring(self) -> Iterator[None]:
-        self._measurements += 1
-        self.measurement = self._measurements
+        self.measuring = True
         try:
-            yield
+            with torch.no_grad(), weights_alone(self._model), forked(self._model) as reseed:
+                for k, batch in enumerate(batches):
+                    reseed("losses", self._seed, self._draws if of is None else of, k)
+                    values.append(_as_losses(self._loss_fn(batch), replicas))
+                tensors = [value for value in values if isinstance(value, Tensor)]
+                same_device = [tensor.to(tensors[0].device) for tensor in tensors]
+                read = iter(torch.stack(same_device).tolist() if tensors else ())
         finally:
-            self.measurement = None
+            self.measuring = False
+        return [next(read) if isinstance(value, Tensor) else [value] for value in values]
 
     @property
     def has_norms(self) -> bool:
-        """Whether weights are deployed with running statistics that training moves: batch norm."""
+        """Whether the model has batch norm whose running statistics training updates."""
         return bool(trained_norms(self._model))
 
     def refresh_norms_(self, batches: Iterable[Any], norms: Sequence[nn.Module] | None = None) -> None:
-        """Give batch norm the running statistics of these batches at the present weights: those ``norms``, or
-        all that are training."""
-        with forked(self._model) as devices:
-            reseed(devices, "norms", self._seed)
-            refresh_norms_(self._model, self._loss_fn, batches, norms)
+        """Recompute the running statistics of batch norm from these batches at the current weights: of
+        ``norms``, or of all that are training."""
+        chosen = trained_norms(self._model) if norms is None else norms
+        with random_state(self._model, "norms", self._seed):
+            only = [norm for norm in chosen if isinstance(norm, _BatchNorm)]
+            refresh_norms_(self._model, self._loss_fn, batches, only)
 
     def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
         """As :meth:`losses`, with batch norm in evaluation mode, as the weights would be deployed.
 
-        ``refresh``: with the statistics of these batches, for weights that training has never run through;
-        else with those that stand there. They are put back.
+        ``refresh`` computes the statistics from these batches, for weights that training has never used;
+        otherwise the model's own are used. They are restored afterwards.
         """
         kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         flags = [(module, module.training) for module in self._model.modules()]
@@ -307,26 +272,20 @@ class Probe:
                 buffer.copy_(before)
 
     def state_dict(self, rank: int = 0) -> dict[str, int]:
-        """How many batches were drawn, at which of them the present pass over an iterable began, and the seed
+        """How many batches were drawn, at which of them the current pass over an iterable began, and the seed
         of this rank's draws."""
         return {"draws": self._draws, "pass_began": self._pass_began, "seed": self._seed, "rank": rank}
 
-    def check_state(self, caller: str, state: Mapping[str, int]) -> None:
-        """Raise ValueError for what :meth:`load_state_dict` cannot take."""
-        draws = rules.count(caller, "the probe's draws", state["draws"])
-        rules.count(caller, "the probe's pass", state["pass_began"], most=draws)
-
     def load_state_dict(self, state: Mapping[str, int], rank: int = 0) -> None:
-        """Go on with the batch after the last one drawn. Another rank's seed is not taken: ranks that draw
-        different batches go on doing so.
+        """Continue with the batch after the last one drawn. Another rank's seed is ignored: ranks that draw
+        different batches continue to do so.
 
-        An iterable is begun anew and its batches of this pass are skipped, so the same ones follow if its
-        order is fixed or comes from torch's global random state. A one-shot iterator cannot be begun anew: it
-        is taken to stand where it should.
+        An iterable is begun again and its batches of this pass are skipped, so the same ones follow if its
+        order is fixed or comes from torch's global random state. An iterator cannot be begun again: it is
+        assumed to be where it should be.
         """
-        if "seed" in state and state["rank"] == rank:
-            if state["seed"] != self._seed:
-                self._halves = None
+        if state["rank"] == rank and state["seed"] != self._seed:
+            self._halves = None
             self._seed = state["seed"]
         self._pass = None
         self._draws = state["draws"]
@@ -354,13 +313,10 @@ class Probe:
         if batch is _END:
             raise ValueError(
                 f"Probe.draw: batches must not run out, got a {type(batches).__name__} that ended after "
-                f"{self._draws} and cannot be begun anew; give a DataLoader, a list, or a callable from the "
+                f"{self._draws} and cannot be begun again; give a DataLoader, a list, or a callable from the "
                 "draw's number to a batch"
             )
         return batch
-
-
-# ---------------------------------------------------------------------- losses
 
 
 def _as_losses(loss: object, replicas: int) -> Tensor | float:
@@ -380,9 +336,6 @@ def _as_losses(loss: object, replicas: int) -> Tensor | float:
         f"Probe.losses: loss_fn must return a scalar tensor or a number, got {type(loss).__name__}; return "
         "the mean loss of the batch"
     )
-
-
-# ---------------------------------------------------------------------- batches
 
 
 def _check_arguments(caller: str, loss_fn: object, model: object, per_sync: object) -> None:

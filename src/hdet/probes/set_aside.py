@@ -1,20 +1,18 @@
-"""Taking batches out of a training loader, for good: what :meth:`hdet.Probe.set_aside` rests on.
+"""Taking batches out of a training loader for good: what :meth:`hdet.Probe.set_aside` does.
 
-Samples are chosen by number where the dataset has numbers, and the loader is rebuilt over the others with all
-its settings; of any other iterable the first batches are kept and skipped.
+Where the dataset has numbered samples, some are chosen and the loader is rebuilt over the others with all its
+settings; of any other iterable the first batches are kept, and skipped in every later pass.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, TypeGuard
 
-import torch
-from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -25,36 +23,20 @@ from torch.utils.data import (
     Subset,
 )
 
-__all__ = [
-    "announced_size",
-    "count_samples",
-    "fingerprint",
-    "first_tensor",
-    "is_map_style",
-    "split_iterable",
-    "split_loader",
-]
+from hdet.probes.batch_contents import fingerprint
+
+__all__ = ["is_map_style", "split_iterable", "split_loader"]
 
 logger = logging.getLogger("hdet")
 
 _SETTINGS = (
-    "batch_size",
-    "collate_fn",
-    "drop_last",
-    "generator",
-    "in_order",
-    "multiprocessing_context",
-    "num_workers",
-    "persistent_workers",
-    "pin_memory",
-    "prefetch_factor",
-    "timeout",
-    "worker_init_fn",
+    *("batch_size", "collate_fn", "drop_last", "generator", "in_order", "multiprocessing_context"),
+    *("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "timeout", "worker_init_fn"),
 )
 
 
 def is_map_style(loader: object) -> TypeGuard[DataLoader[Any]]:
-    """Whether its samples have numbers."""
+    """Whether it is a DataLoader whose samples have numbers."""
     return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
 
 
@@ -75,15 +57,10 @@ def split_loader(loader: DataLoader[Any], batches: int, seed: int) -> tuple[list
         settings["pin_memory_device"] = loader.pin_memory_device
     once = {"generator": None, "persistent_workers": False}
     aside = DataLoader(Subset(loader.dataset, chosen[rank::ranks]), **{**settings, **once})
-    others = Subset(loader.dataset, _AllBut(total, chosen))
+    left_out = set(chosen)
+    # An array, not a list: 8 bytes for each sample.
+    others = Subset(loader.dataset, array("q", (i for i in range(total) if i not in left_out)))
     return list(aside), DataLoader(others, sampler=_sampler_over(others, sampler), **settings)
-
-
-#: Frameworks hand back loaders of a kind of their own.
-_PREPARED = (
-    "call set_aside before prepare (Accelerate's) or prepare_data_loader (Ray's), and prepare what it "
-    "returns; or "
-)
 
 
 def _refuse_custom(loader: DataLoader[Any]) -> None:
@@ -96,10 +73,14 @@ def _refuse_custom(loader: DataLoader[Any]) -> None:
     if type(loader.sampler) not in (RandomSampler, SequentialSampler, DistributedSampler):
         odd.append(loader.sampler)
     if odd:
+        prepared = (
+            "call set_aside before prepare (Accelerate's) or prepare_data_loader (Ray's), and prepare what "
+            "it returns; or "
+        )
         raise TypeError(
             "Probe.set_aside: loader must be a torch DataLoader with batch_size= and a RandomSampler, "
             f"SequentialSampler or DistributedSampler, got {' with '.join(type(o).__name__ for o in odd)}; "
-            f"{'' if type(loader) is DataLoader else _PREPARED}split the dataset yourself and give the "
+            f"{'' if type(loader) is DataLoader else prepared}split the dataset yourself and give the "
             "held-out part to Probe(loss_fn, batches, model=model)"
         )
 
@@ -114,13 +95,11 @@ def _sampler_over(dataset: Dataset[Any], sampler: Any) -> Any:
 
 
 class _SameEpochs(DistributedSampler[Any]):
-    """In the epoch of the sampler it replaces, on which the user's loop may go on calling ``set_epoch``."""
+    """In the epoch of the sampler it replaces, on which the user's loop may still call ``set_epoch``."""
 
     def __init__(self, dataset: Dataset[Any], replaced: DistributedSampler[Any]) -> None:
-        settings = {
-            name: getattr(replaced, name) for name in ("num_replicas", "rank", "shuffle", "seed", "drop_last")
-        }
-        super().__init__(dataset, **settings)
+        kept = ("num_replicas", "rank", "shuffle", "seed", "drop_last")
+        super().__init__(dataset, **{name: getattr(replaced, name) for name in kept})
         self._replaced = replaced
 
     def __iter__(self) -> Iterator[Any]:
@@ -130,27 +109,6 @@ class _SameEpochs(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         self._replaced.set_epoch(epoch)
         super().set_epoch(epoch)
-
-
-class _AllBut(Sequence[int]):
-    """The numbers below ``total`` without those left out, in order, never written down.
-
-    >>> list(_AllBut(6, [4, 1, 2]))
-    [0, 3, 5]
-    """
-
-    def __init__(self, total: int, left_out: Iterable[int]) -> None:
-        # The i-th that remains is i plus as many as are left out before it.
-        self._jumps = [number - k for k, number in enumerate(sorted(left_out))]
-        self._length = total - len(self._jumps)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, i: Any) -> Any:
-        if not 0 <= i < self._length:
-            raise IndexError(i)
-        return i + bisect_right(self._jumps, i)
 
 
 def split_iterable(loader: Iterable[Any], batches: int) -> tuple[list[Any], _Remaining]:
@@ -168,7 +126,7 @@ class _Remaining:
     def __init__(self, loader: Iterable[Any], kept: Sequence[Any], begun: Iterator[Any] | None) -> None:
         self._loader = loader
         self._kept = [fingerprint(batch) for batch in kept]
-        self._begun = begun  # of an iterator, which stands behind what was kept
+        self._begun = begun  # of an iterator, which is past the batches that were kept
         self._warned = False
 
     def __len__(self) -> int:
@@ -196,70 +154,3 @@ def _check_enough(has: int, batches: int, of: str) -> None:
             f"Probe.set_aside: to set {batches} batches aside the loader must have at least {2 * batches}"
             f"{of}, got {has}; lower batches= and per_sync=, or give Probe batches of a held-out set"
         )
-
-
-# ---------------------------------------------------------------------- what a batch is made of
-
-
-def first_tensor(batch: object) -> Tensor | None:
-    """The first tensor of a nested batch that has a dimension."""
-    if isinstance(batch, Tensor):
-        return batch if batch.dim() else None
-    parts: Iterable[object] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        parts = batch
-    found = (first_tensor(part) for part in parts)
-    return next((tensor for tensor in found if tensor is not None), None)
-
-
-def count_samples(batch: object) -> int | None:
-    """The length of the first tensor; None where there is none."""
-    tensor = first_tensor(batch)
-    return None if tensor is None else tensor.shape[0]
-
-
-def announced_size(batches: object) -> int | None:
-    """The batch size, as far as it can be known before anything is drawn."""
-    if isinstance(batches, Sequence) and batches:
-        return count_samples(batches[0])
-    size = getattr(batches, "batch_size", None)
-    return size if isinstance(size, int) else None
-
-
-def fingerprint(batch: object) -> tuple[tuple[int, ...], str] | None:
-    """Cheap, and different for batches that differ in their first tensor, but for rare coincidences."""
-    tensor = first_tensor(batch)
-    if tensor is None:
-        return None
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    total = real.sum(dtype=torch.float32 if real.device.type == "mps" else torch.float64)
-    return tuple(tensor.shape), float(total).hex()  # as text NaN equals NaN
-
-
-def not_among(batches: Sequence[object], known: Sequence[object]) -> list[Any]:
-    """Those that hold something else than each of the ``known``."""
-    kept = [(fingerprint(batch), batch) for batch in known]
-
-    def is_known(batch: object) -> bool:
-        mark = fingerprint(batch)
-        return any(mark == other and _same(batch, before) for other, before in kept)
-
-    return [batch for batch in batches if not is_known(batch)]
-
-
-def _same(batch: object, other: object) -> bool:
-    """Whether two batches hold the same numbers. What nobody can compare is taken to differ, and so is None:
-    who is given nothing draws for himself."""
-    if batch is other:
-        return batch is not None
-    if isinstance(batch, Tensor) and isinstance(other, Tensor):
-        return batch.shape == other.shape and batch.dtype == other.dtype and torch.equal(batch, other)
-    if type(batch) is not type(other):
-        return False
-    if isinstance(batch, Mapping) and isinstance(other, Mapping):
-        return batch.keys() == other.keys() and all(_same(batch[key], other[key]) for key in batch)
-    if isinstance(batch, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(batch) == len(other) and all(map(_same, batch, other))
-    return isinstance(batch, (int, float, str, bytes)) and batch == other

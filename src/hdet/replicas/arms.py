@@ -1,8 +1,7 @@
 """Arms: groups of ranks that share their gradients, so that what acts through a gradient can be compared.
 
 One arm is plain data parallelism, as many arms as ranks is training on local gradients; in between,
-gradients are all-reduced inside an arm and weights are averaged over all ranks. With ``average_every`` the
-ranks of an arm share weights instead, every so many steps: a hierarchy of means.
+gradients are all-reduced inside an arm and weights are averaged over all ranks.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hdet.replicas.base import Replicas
-from hdet.replicas.own_group import how_long
-from hdet.replicas.process import ProcessReplicas
+from hdet.removed import refuse_removed
+from hdet.replicas.processes import patience
 
 __all__ = ["Arms"]
 
@@ -27,11 +25,6 @@ class Arms:
     Args:
         count: how many arms. It must divide the number of ranks. By default an arm is the ranks of one
             machine, as the launcher tells (``LOCAL_WORLD_SIZE``).
-        average_every: None shares gradients inside an arm, at every step. A number instead lets every rank
-            train by itself and become its arm's mean every so many steps; all ranks meet every
-            ``sync_every``, which it must divide. What is explored differs between arms alone, and is
-            decided where all meet. For links inside a machine that are too slow for a gradient at every
-            step; where they are not, share gradients: the same samples go further.
         process_group: the ranks to divide; all of them by default.
 
     Example::
@@ -41,13 +34,8 @@ class Arms:
         ensemble = hdet.Ensemble(optimizer, [hdet.Dropout(model)], gradients=arms, probe=probe, model=model)
     """
 
-    def __init__(
-        self,
-        count: int | None = None,
-        *,
-        average_every: int | None = None,
-        process_group: dist.ProcessGroup | None = None,
-    ) -> None:
+    @refuse_removed
+    def __init__(self, count: int | None = None, *, process_group: dist.ProcessGroup | None = None) -> None:
         distributed = dist.is_available() and dist.is_initialized()
         ranks = dist.get_world_size(process_group) if distributed else 1
         if ranks < 1:
@@ -62,12 +50,9 @@ class Arms:
                 f"Arms: count must divide the {ranks} rank{'s' if ranks > 1 else ''}, got {count!r}; use one "
                 f"of {', '.join(map(str, dividers))}"
             )
-        _check_average_every(average_every, count, ranks)
         rank = dist.get_rank(process_group) if distributed else 0
         self.count = count
         self.ranks = ranks
-        #: Steps between two means of this rank's arm, where its ranks do not share gradients.
-        self.average_every = average_every
         self._everybody = process_group
         #: The arm of this rank.
         self.index = rank // self.size
@@ -80,7 +65,7 @@ class Arms:
         if count > 1:
             # Only the members take part in making a group, so that no rank waits for another arm's.
             self.process_group = dist.new_group(
-                self.members, timeout=how_long(), use_local_synchronization=True
+                self.members, timeout=patience(), use_local_synchronization=True
             )
 
     @property
@@ -89,17 +74,7 @@ class Arms:
         return self.ranks // self.count
 
     def __repr__(self) -> str:
-        every = "" if self.average_every is None else f", averaged every {self.average_every}"
-        return f"Arms({self.count} of {self.size}{every})"
-
-    @property
-    def sharing(self) -> int:
-        """Ranks that share a gradient."""
-        return self.size if self.average_every is None else 1
-
-    def replicas(self, device: torch.device) -> Replicas:
-        """The ranks of this rank's arm."""
-        return ProcessReplicas(self.process_group, device)
+        return f"Arms({self.count} of {self.size})"
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Start from rank 0's weights everywhere, and share gradients inside this rank's arm.
@@ -114,7 +89,7 @@ class Arms:
         if self.ranks == 1:
             return model
         self._broadcast([*model.parameters(), *model.buffers()])
-        if self.sharing == 1:
+        if self.size == 1:
             return model
         return nn.parallel.DistributedDataParallel(model, process_group=self.process_group, **options)
 
@@ -140,15 +115,3 @@ def _machines(ranks: int, process_group: dist.ProcessGroup | None) -> int:
             "how many arms: Arms(count)"
         )
     return ranks // int(here)
-
-
-def _check_average_every(every: object, count: int, ranks: int) -> None:
-    if every is None:
-        return
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"Arms: average_every must be a number of steps of at least 1, got {every!r}")
-    if count == 1 and ranks > 1:
-        raise ValueError(
-            f"Arms: average_every={every} is for means of several arms, and there is one; with one, use "
-            f"gradients='none' and sync_every={every}"
-        )

@@ -1,9 +1,9 @@
 """The mean behind *converge* (Eq. 3): many tensors, few collectives, in place.
 
 Small tensors are packed into reused buckets, summed in float32 (float64 stays float64) and copied back;
-while two buckets travel, a third is packed or unpacked. A large tensor that already lies in memory as it
-travels is summed where it is. Addresses, strides and memory formats never change. The plan is made once;
-carrying it out allocates nothing.
+while two buckets are summed, a third is packed or unpacked. A large dense tensor of the sums' dtype is summed
+where it lies. Addresses, strides and memory formats never change. The plan is made once; carrying it out
+allocates nothing.
 
 ``torch._foreach_copy_`` has no public name yet (torch 2.6 to 2.13); a loop of ``Tensor.copy_`` replaces it.
 """
@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["BucketedMean", "Work", "bucket_memory", "distinct_tensors", "elements", "flat_pieces"]
+__all__ = ["BucketedMean", "bucket_memory", "distinct_tensors", "elements", "flat_pieces"]
 
 #: All extra memory. Smaller buckets overlap better, larger ones cost fewer collectives (docs/log.md).
 MEMORY_BYTES = 48 << 20
 BUCKETS = 3
-#: A ring cuts a bucket into a part for each replica, and a smaller part costs its latency, not its bytes: of
+#: A ring cuts a bucket into a part for each replica, and a smaller part costs its latency, not its bytes: for
 #: more than 64 replicas buckets are larger, up to a limit.
 LEAST_PART_BYTES = 256 << 10
 MOST_MEMORY_BYTES = 384 << 20
@@ -33,35 +32,21 @@ LEAST_BUCKET_BYTES = 4 << 20
 IN_PLACE_BYTES = 3 << 20
 
 
-class Work(Protocol):
-    """A collective under way."""
-
-    def wait(self) -> object: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """One collective's worth of packed pieces; ``wire`` are the places of ``pieces`` within ``flat``."""
+    """The pieces of one collective, and the memory in which they are summed; ``sums`` are views of ``flat``,
+    one for each piece."""
 
-    flat: Tensor
-    wire: list[Tensor]
     pieces: list[Tensor]
+    flat: Tensor
+    sums: list[Tensor]
     converts: bool
-
-    @classmethod
-    def within(cls, memory: Tensor, wire: torch.dtype, pieces: list[Tensor]) -> _Bucket:
-        flat = memory[: _numel(pieces) * wire.itemsize].view(wire)
-        places = list(torch.split(flat, [piece.numel() for piece in pieces]))
-        return cls(flat, places, pieces, any(piece.dtype != wire for piece in pieces))
 
     def pack(self) -> None:
         if self.converts:
-            torch._foreach_copy_(self.wire, self.pieces)
+            torch._foreach_copy_(self.sums, self.pieces)
         else:  # the same, and a third faster for many small tensors
             torch.cat(self.pieces, out=self.flat)
-
-    def unpack(self) -> None:
-        torch._foreach_copy_(self.pieces, self.wire)
 
 
 class BucketedMean:
@@ -69,58 +54,58 @@ class BucketedMean:
 
     Args:
         tensors: what to average. Views of one memory (tied parameters) are averaged once.
-        size: the number of replicas, or who tells it: then it is asked for at every mean.
-        all_reduce: starts an in-place sum over the replicas.
-        wire: the dtype of the sums; float64 tensors are summed in float64 in any case.
+        size: the number of replicas.
+        all_reduce: starts an in-place sum over the replicas, and returns a function that waits for it.
+        sums: the dtype of the sums; float64 tensors are summed in float64 in any case.
         memory_bytes: the extra memory, on each device, that the buckets share; by the number of replicas if
-            None. It is the same on every rank, or their buckets would not be: so what is free is not asked.
-        in_place_bytes: dense tensors of the wire's dtype from this size on are not packed.
+            None. It must be the same on every rank, or their buckets would not be: so it never depends on
+            how much memory is free.
+        in_place_bytes: dense tensors of the sums' dtype from this size on are not packed.
     """
 
     def __init__(
         self,
         tensors: Iterable[Tensor],
         *,
-        size: int | Callable[[], int],
-        all_reduce: Callable[[Tensor], Work],
-        wire: torch.dtype = torch.float32,
+        size: int,
+        all_reduce: Callable[[Tensor], Callable[[], object]],
+        sums: torch.dtype = torch.float32,
         memory_bytes: int | None = None,
         in_place_bytes: int = IN_PLACE_BYTES,
     ) -> None:
-        self._size: Callable[[], int] = size if callable(size) else lambda: size
-        memory_bytes = bucket_memory(self._size()) if memory_bytes is None else memory_bytes
+        self._size = size
         self._all_reduce = all_reduce
         self._in_place: list[Tensor] = []
         packed: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         distinct = distinct_tensors(tensors)
         for tensor in distinct:
             pieces = flat_pieces(tensor)
-            dtype = pieces[0].dtype
-            travel = torch.float64 if dtype == torch.float64 else wire
-            travels_as_it_lies = len(pieces) == 1 and pieces[0].is_contiguous() and dtype == travel
-            if travels_as_it_lies and pieces[0].numel() * travel.itemsize >= in_place_bytes:
-                self._in_place.append(pieces[0])
+            first = pieces[0]
+            dtype = torch.float64 if first.dtype == torch.float64 else sums
+            as_it_lies = len(pieces) == 1 and first.is_contiguous() and first.dtype == dtype
+            if as_it_lies and first.numel() * dtype.itemsize >= in_place_bytes:
+                self._in_place.append(first)
             else:
-                packed.setdefault((tensor.device, travel), []).extend(pieces)
+                packed.setdefault((tensor.device, dtype), []).extend(pieces)
 
+        memory_bytes = bucket_memory(size) if memory_bytes is None else memory_bytes
         chunks = [
-            (device, travel, chunk)
-            for (device, travel), pieces in packed.items()
-            for chunk in _chunks(pieces, _capacity(pieces, travel, memory_bytes))
+            (device, dtype, chunk)
+            for (device, dtype), pieces in packed.items()
+            for chunk in _chunks(pieces, _capacity(pieces, dtype, memory_bytes))
         ]
         # The buckets of a device take turns in its memories, each as large as its largest bucket.
-        sizes: dict[tuple[torch.device, int], int] = {}
-        for i, (device, travel, chunk) in enumerate(chunks):
-            bytes_ = _numel(chunk) * travel.itemsize
-            sizes[device, i % BUCKETS] = max(sizes.get((device, i % BUCKETS), 0), bytes_)
-        self._memory = {
-            (device, turn): torch.empty(bytes_, dtype=torch.uint8, device=device)
-            for (device, turn), bytes_ in sizes.items()
-        }
-        self._buckets = [
-            _Bucket.within(self._memory[device, i % BUCKETS], travel, chunk)
-            for i, (device, travel, chunk) in enumerate(chunks)
-        ]
+        turns: dict[tuple[torch.device, int], int] = {}
+        for i, (device, dtype, chunk) in enumerate(chunks):
+            turn = device, i % BUCKETS
+            turns[turn] = max(turns.get(turn, 0), _numel(chunk) * dtype.itemsize)
+        self._memory = {turn: torch.empty(n, dtype=torch.uint8, device=turn[0]) for turn, n in turns.items()}
+        self._buckets: list[_Bucket] = []
+        for i, (device, dtype, chunk) in enumerate(chunks):
+            flat = self._memory[device, i % BUCKETS][: _numel(chunk) * dtype.itemsize].view(dtype)
+            views = list(torch.split(flat, [piece.numel() for piece in chunk]))
+            converts = any(piece.dtype != dtype for piece in chunk)
+            self._buckets.append(_Bucket(chunk, flat, views, converts))
         planned = _numel(self._in_place) + sum(_numel(bucket.pieces) for bucket in self._buckets)
         if planned != _numel(map(elements, distinct)):
             raise AssertionError("BucketedMean: some element is not averaged exactly once")
@@ -140,29 +125,28 @@ class BucketedMean:
     def __call__(self) -> None:
         """Replace every tensor by its mean. A collective; every rank calls it at the same step."""
         in_place = [(tensor, self._all_reduce(tensor)) for tensor in self._in_place]
-        under_way: deque[tuple[_Bucket, Work]] = deque()
+        under_way: deque[tuple[_Bucket, Callable[[], object]]] = deque()
         for bucket in self._buckets:
             if len(under_way) == BUCKETS:  # the next one's memory is still taken
                 self._finish(*under_way.popleft())
             bucket.pack()
             under_way.append((bucket, self._all_reduce(bucket.flat)))
-        for bucket, work in under_way:
-            self._finish(bucket, work)
-        for tensor, work in in_place:
-            work.wait()
+        for bucket, wait in under_way:
+            self._finish(bucket, wait)
+        for tensor, wait in in_place:
+            wait()
             self._divide(tensor)
 
-    def _finish(self, bucket: _Bucket, work: Work) -> None:
-        work.wait()
+    def _finish(self, bucket: _Bucket, wait: Callable[[], object]) -> None:
+        wait()
         self._divide(bucket.flat)
-        bucket.unpack()
+        torch._foreach_copy_(bucket.pieces, bucket.sums)
 
     def _divide(self, total: Tensor) -> None:
-        size = self._size()
-        if size & (size - 1) == 0:
-            total.mul_(1 / size)  # exact, and on some CPUs three times as fast as a division
+        if self._size & (self._size - 1) == 0:
+            total.mul_(1 / self._size)  # exact, and on some CPUs three times as fast as a division
         else:
-            total.div_(size)
+            total.div_(self._size)
 
 
 def bucket_memory(size: int) -> int:
@@ -189,10 +173,10 @@ def flat_pieces(tensor: Tensor) -> list[Tensor]:
     return [piece for row in tensor.unbind(0) for piece in flat_pieces(row)]
 
 
-def _capacity(pieces: Iterable[Tensor], wire: torch.dtype, memory_bytes: int) -> int:
+def _capacity(pieces: Iterable[Tensor], dtype: torch.dtype, memory_bytes: int) -> int:
     """Elements of a bucket: a third of the memory, or less where that still makes three buckets."""
-    third = max(LEAST_BUCKET_BYTES, -(-_numel(pieces) * wire.itemsize // BUCKETS))
-    return max(1, min(memory_bytes // BUCKETS, third) // wire.itemsize)
+    third = max(LEAST_BUCKET_BYTES, -(-_numel(pieces) * dtype.itemsize // BUCKETS))
+    return max(1, min(memory_bytes // BUCKETS, third) // dtype.itemsize)
 
 
 def _numel(tensors: Iterable[Tensor]) -> int:

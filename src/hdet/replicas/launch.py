@@ -1,32 +1,40 @@
-"""Real replicas on one machine: processes over gloo on loopback, every wait bounded.
+"""Ranks on this machine: those that a launcher has started, and local processes over gloo on loopback.
 
-The demo, the doctor, the benchmarks and the tests all start their ranks here. The processes stay alive
-between runs (importing torch is what costs), and every run meets in a process group of its own.
+The demo, the doctor, the benchmarks and the tests start their ranks here; every wait is bounded. The
+processes stay alive between runs (importing torch is what costs), and every run meets in a process group of
+its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hdet.replicas.own_group import meet
+from hdet.replicas.processes import meet
 
-__all__ = ["LocalProcesses", "ReplicaError"]
+__all__ = [
+    "LocalProcesses",
+    "ReplicaError",
+    "available_backends",
+    "launch_variables",
+    "launched_group",
+    "launched_ranks",
+]
 
 #: How long the other ranks may still take once one has failed, before all are stopped.
 _GRACE_SECONDS = 10.0
@@ -72,12 +80,7 @@ class LocalProcesses:
     def __enter__(self) -> LocalProcesses:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(
@@ -198,3 +201,56 @@ def _serve(connection: Connection, rank: int) -> None:
                 ended[:] = dist.distributed_c10d._world.pg_map
                 dist.destroy_process_group()
         connection.send(answer)
+
+
+# ---------------------------------------------------------------------- ranks that a launcher has started
+
+
+def available_backends() -> dict[str, bool]:
+    """Which of torch's own backends this build of torch can use."""
+    return {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+    }
+
+
+def launch_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What torchrun, or another launcher, told this process."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: environment[name] for name in names if name in environment}
+
+
+def launched_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks a launcher has started; 1 where there was none.
+
+    >>> launched_ranks({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"})
+    2
+    >>> launched_ranks({"WORLD_SIZE": "2"})
+    1
+    """
+    complete = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
+    return int(environment["WORLD_SIZE"]) if complete else 1
+
+
+@contextlib.contextmanager
+def launched_group(timeout: float = 60.0) -> Iterator[tuple[str, torch.device]]:
+    """The default group over the ranks that a launcher has started; yields its backend and our device.
+
+    NCCL where every rank of this machine has a GPU to itself, gloo otherwise.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    on_gpu = dist.is_nccl_available() and torch.cuda.device_count() >= local_size
+    backend = "nccl" if on_gpu else "gloo"
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    try:
+        yield backend, device
+        dist.barrier()  # leave together: no rank takes the group down while another still uses it
+    finally:
+        # An optimizer and the hooks on it hold each other, and with them DDP: let those go before the group.
+        gc.collect()
+        dist.destroy_process_group()

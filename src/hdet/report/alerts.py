@@ -1,30 +1,30 @@
-"""What in a history someone should hear of, with a level: pure, one line of the file after the other.
+"""Alerts: what in a history someone should hear about, with a level. Pure, line by line.
 
-``assets/alerts.js`` does the same in the page, for files that are dropped there; ``tests/browser`` holds the
-two equal.
+``assets/alerts.js`` does the same in the page; ``tests/browser`` compares the two.
 """
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import nan
 from typing import Any
 
-from hdet.report.words import number
+from hdet.report.verdict import as_float, facts_of, mean_of, number, sentence
 
-__all__ = ["Alert", "Alerts"]
+__all__ = ["Alert", "Alerts", "summary"]
 
 Record = dict[str, Any]
 
-#: What an event, or a warning between syncs, is about. The first that fits counts.
+#: Kind, level and pattern of an event, or of a warning between syncs. The first that matches counts.
 _KINDS = (
-    ("relapse", "error", r"no way back|weights are lost|not finite at the end"),
+    ("rollback", "error", r"no way back|weights are lost|not finite at the end"),
     ("replica lost", "error", r"left out of the (mean|decision)|no replica has a finite loss"),
     ("replica unlike the others", "warning", r"heard, but not as loud"),
-    ("relapse", "warning", r": back to the weights of step"),
+    ("rollback", "warning", r": back to the weights of step"),
     ("overfitting", "warning", r"nothing better since step|nothing has improved since step"),
-    ("rate at a bound", "warning", r"clamped to"),
+    ("value at a bound", "warning", r"clamped to"),
     (
         "steps not counted",
         "warning",
@@ -39,25 +39,16 @@ _RISES = 3
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One thing to hear of: ``level`` is info, warning or error."""
+    """``level`` is info, warning or error."""
 
     step: int | None
     level: str
     kind: str
     text: str
 
-    def as_dict(self) -> Record:
-        """Plain values."""
-        return asdict(self)
-
-    def as_line(self, run: str) -> Record:
-        """A line among those of a history, where ``kind`` says what a line is."""
-        about = {"step": self.step, "level": self.level, "text": self.text}
-        return {"kind": "alert", "run": run, "alert": self.kind, **about}
-
 
 class Alerts:
-    """Sees the lines of a run in order, and says what each gives cause for."""
+    """Takes the lines of a run in order, and returns the alerts of each."""
 
     def __init__(self) -> None:
         self._step: int | None = None
@@ -65,32 +56,29 @@ class Alerts:
         self._at_bound: set[str] = set()
         self._noisy = self._rises = 0
         #: The training loss and the held-out loss of the sync before.
-        self._last = (math.nan, math.nan)
+        self._last = (nan, nan)
 
     def see(self, line: Record) -> list[Alert]:
-        """The next line."""
+        """The alerts of the next line."""
         kind = line.get("kind")
         if kind == "run":
-            explored = line.get("explored")
-            self._bounds = explored if isinstance(explored, dict) else {}
-            self._at_bound = set()
+            self._bounds, self._at_bound = line.get("explored") or {}, set()
         if kind == "said":
-            return [self._told(str(line.get("text")), str(line.get("level", "warning")))]
+            return [self._of_text(str(line.get("text")), str(line.get("level", "warning")))]
         if kind is not None:
             return []
-        step = line.get("step")
-        self._step = step if isinstance(step, int) else None
-        found = [self._told(str(event)) for event in line.get("events") or []]
-        return found + self._bounded(line) + self._noise(line) + self._overfits(line)
+        self._step = line.get("step")
+        found = [self._of_text(str(event)) for event in line.get("events") or []]
+        return found + self._bounded(line) + self._noise(line) + self._overfitting(line)
 
-    def _told(self, text: str, least: str = "info") -> Alert:
+    def _of_text(self, text: str, otherwise: str = "info") -> Alert:
         for kind, level, pattern in _KINDS:
             if re.search(pattern, text):
                 return Alert(self._step, level, kind, text)
-        return Alert(self._step, least, "event", text)
+        return Alert(self._step, otherwise, "event", text)
 
     def _bounded(self, line: Record) -> list[Alert]:
-        """What stands at the end of where it may stand, said when it comes there."""
+        """When a value reaches one of its bounds."""
         found = []
         for seen in line.get("hyperparameters") or []:
             name, value = str(seen.get("name")), seen.get("base_after")
@@ -98,44 +86,36 @@ class Alerts:
             at = [i for i in (0, 1) if bounds[i] is not None and bounds[i] == value]
             if at and name not in self._at_bound:
                 which = ("lower", "upper")[at[0]]
-                text = (
-                    f"{name} stands at its {which} bound, {number(value)}: widen the bounds if it is meant "
-                    "to go on"
-                )
-                found.append(Alert(self._step, "warning", "rate at a bound", text))
+                text = f"{name} is at its {which} bound, {number(value)}: widen the bounds if it should go on"
+                found.append(Alert(self._step, "warning", "value at a bound", text))
             (self._at_bound.add if at else self._at_bound.discard)(name)
         return found
 
     def _noise(self, line: Record) -> list[Alert]:
+        """Windows in a row that showed nothing."""
         horizon = line.get("horizon") or []
         if not horizon:
             return []
         noisy = all(seen.get("why") == "not significant" for seen in horizon)
         self._noisy = self._noisy + 1 if noisy else 0
-        if self._noisy != _NOISY_WINDOWS:
-            return []
-        text = (
-            f"{_NOISY_WINDOWS} windows in a row showed nothing beyond the probe's noise: give the probe more "
-            "batches"
+        text = f"{_NOISY_WINDOWS} windows in a row were within the probe's noise: give the probe more batches"
+        return (
+            [Alert(self._step, "warning", "probe too noisy", text)] if self._noisy == _NOISY_WINDOWS else []
         )
-        return [Alert(self._step, "warning", "probe too noisy", text)]
 
-    def _overfits(self, line: Record) -> list[Alert]:
-        """The training loss falls and the held-out loss rises, several syncs in a row."""
+    def _overfitting(self, line: Record) -> list[Alert]:
+        """Syncs in a row in which the training loss fell and the held-out loss rose."""
         horizon = line.get("horizon") or []
-        held_out = _finite(horizon[0].get("loss_mean") if horizon else line.get("held_out_mean"))
-        losses = [_finite(loss) for loss in line.get("losses") or []]
-        training = math.fsum(losses) / len(losses) if losses else math.nan
-        apart = training < self._last[0] and held_out > self._last[1]
-        self._rises = self._rises + 1 if apart else 0
+        held_out = as_float(horizon[0].get("loss_mean") if horizon else line.get("held_out_mean"))
+        training = mean_of(line.get("losses"))
+        self._rises = self._rises + 1 if training < self._last[0] and held_out > self._last[1] else 0
         self._last = training, held_out
-        if self._rises != _RISES:
-            return []
-        text = (
-            f"for {_RISES} syncs the training loss fell while the held-out loss rose, to {number(held_out)}"
-        )
-        return [Alert(self._step, "warning", "overfitting", text)]
+        text = f"for {_RISES} syncs the training loss fell and the held-out loss rose, to {number(held_out)}"
+        return [Alert(self._step, "warning", "overfitting", text)] if self._rises == _RISES else []
 
 
-def _finite(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
+def summary(name: str, lines: Sequence[Record]) -> Record:
+    """A run's verdict and all its alerts, as plain values."""
+    alerts = Alerts()
+    found = [asdict(alert) for line in lines for alert in alerts.see(line)]
+    return {"run": name, "verdict": sentence(facts_of(lines)), "alerts": found}

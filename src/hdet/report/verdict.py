@@ -1,7 +1,6 @@
 """How a run went, in a sentence: pure, from the lines of its history.
 
-``assets/verdict.js`` says the same in the page, for files that are dropped there; ``tests/browser`` holds the
-two equal.
+``assets/verdict.js`` and ``assets/words.js`` do the same in the page; ``tests/browser`` compares the two.
 """
 
 from __future__ import annotations
@@ -11,13 +10,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hdet.report.words import count, number, plural, share
-
-__all__ = ["Facts", "facts_of", "sentence"]
+__all__ = ["Facts", "as_float", "facts_of", "mean_of", "number", "plural", "sentence", "share"]
 
 Record = dict[str, Any]
 
-_COMES_DOWN = "the schedule comes down"
+
+# ---------------------------------------------------------------------- numbers as a person reads them
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """So many significant digits, with a power of ten only instead of many zeros.
+
+    >>> [number(x) for x in (0.00310, 3.1e-5, 1234.5, 0, 2e7, None)]
+    ['0.0031', '3.1e-5', '1230', '0', '2e7', '–']
+    """
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    rounded = float(f"{mantissa}e{exponent}")
+    plain = 1e-3 <= abs(rounded) < 1e5
+    text = f"{rounded:.10f}" if plain else mantissa
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text if plain else f"{text}e{int(exponent)}"
+
+
+def plural(value: int, one: str) -> str:
+    """1 line, 2,000 lines."""
+    return f"{value:,} {one}{'' if value == 1 else 's'}"
+
+
+def share(value: float) -> str:
+    """Per cent, to two significant digits.
+
+    >>> [share(x) for x in (0.0184, 0.1234, 0.00012)]
+    ['1.8 %', '12 %', '0.012 %']
+    """
+    return f"{number(100 * value, 2)} %"
+
+
+def as_float(value: Any, otherwise: float = math.nan) -> float:
+    """A number as it is; ``otherwise`` for anything else."""
+    return float(value) if isinstance(value, (int, float)) else otherwise
+
+
+def mean_of(values: Sequence[Any] | None) -> float:
+    """Their mean; NaN if one of them is not a number, or there is none."""
+    return math.fsum(map(as_float, values)) / len(values) if values else math.nan
+
+
+# ---------------------------------------------------------------------- the verdict
 
 
 @dataclass(slots=True)
@@ -30,8 +73,8 @@ class Facts:
     last_loss: float = math.nan
     best_loss: float = math.nan
     best_step: int | None = None
-    handed: Record | None = None
-    relapses: int = 0
+    kept: Record | None = None
+    rollbacks: int = 0
     recovered: int = 0
     steps: int = 0
     total_steps: int | None = None
@@ -43,7 +86,7 @@ class Facts:
 def facts_of(lines: Sequence[Record]) -> Facts:
     """From the lines of a history, thinned or not."""
     facts = Facts()
-    open_relapses: list[float] = []
+    not_recovered: list[float] = []  # losses to come back to
     before = spent = 0.0  # seconds of earlier sessions in the same file
     seconds = in_syncs = 0.0
     for line in lines:
@@ -55,56 +98,55 @@ def facts_of(lines: Sequence[Record]) -> Facts:
         elif kind == "end":
             facts.ended, facts.steps = True, max(facts.steps, line.get("step") or 0)
         elif kind == "handed":
-            facts.handed = line.get("weights")
+            facts.kept = line.get("weights")
         if kind is not None:
             continue
         facts.steps = line.get("step") or facts.steps
-        seconds, in_syncs = _or(line.get("seconds"), seconds), _or(line.get("sync_seconds"), in_syncs)
+        seconds, in_syncs = (
+            as_float(line.get("seconds"), seconds),
+            as_float(line.get("sync_seconds"), in_syncs),
+        )
         facts.stalled |= any("nothing has improved since step" in str(e) for e in line.get("events") or [])
         _take_values(facts, line)
-        _take_losses(facts, line, open_relapses)
+        _take_losses(facts, line, not_recovered)
     if before + seconds > 0:
         facts.cost = (spent + in_syncs) / (before + seconds)
-    # A file of before there were notes: a run that reached its last step has ended.
     facts.ended |= facts.total_steps is not None and facts.steps >= facts.total_steps
     return facts
 
 
 def _take_values(facts: Facts, line: Record) -> None:
-    """Learning rates as they stood while the schedule was at its height, all else as it stands."""
+    """Learning rates without their schedule's decay, all else as it stands."""
     horizon = line.get("horizon") or []
-    down = any(seen.get("why") == _COMES_DOWN for seen in horizon)
+    decays = any(seen.get("why") == "the schedule comes down" for seen in horizon)
     plain = line.get("plain") or {}
     rates = []
     for seen in line.get("hyperparameters") or []:
-        name, value = str(seen.get("name")), seen.get("base_after")
+        name, value = str(seen.get("name")), as_float(seen.get("base_after"))
         if name.split("/")[0] != "lr":
-            facts.others[name] = _or(value, math.nan)
+            facts.others[name] = value
         elif horizon and plain.get(name):
-            rates.append(_or(value, math.nan) / plain[name])  # what the schedule is multiplied by
-        elif not (down and facts.rates):
-            rates.append(_or(value, math.nan))
+            rates.append(value / plain[name])  # what the schedule is multiplied by
+        elif not (decays and facts.rates):
+            rates.append(value)
     facts.rates = rates or facts.rates
 
 
-def _take_losses(facts: Facts, line: Record, open_relapses: list[float]) -> None:
+def _take_losses(facts: Facts, line: Record, not_recovered: list[float]) -> None:
     horizon = line.get("horizon") or []
     if horizon:
-        seen = horizon[0]
-        mean, previous = (_or(seen.get(key), math.nan) for key in ("loss_mean", "loss_previous"))
+        mean, previous = as_float(horizon[0].get("loss_mean")), as_float(horizon[0].get("loss_previous"))
     else:
-        mean = previous = _or(line.get("held_out_mean"), math.nan)
-        if math.isnan(mean):
-            losses = [_or(loss, math.nan) for loss in line.get("losses") or []]
-            mean = previous = math.fsum(losses) / len(losses) if losses else math.nan
+        mean = as_float(line.get("held_out_mean"))
+        mean = previous = mean_of(line.get("losses")) if math.isnan(mean) else mean
     if math.isnan(facts.first_loss):
         facts.first_loss = mean if math.isnan(previous) else previous
-    for before in [loss for loss in open_relapses if mean <= loss]:
-        open_relapses.remove(before)
+    for loss in [loss for loss in not_recovered if mean <= loss]:
+        not_recovered.remove(loss)
         facts.recovered += 1
     if any(seen.get("action") == "back" for seen in horizon):
-        facts.relapses += 1
-        open_relapses.append(previous)
+        facts.rollbacks += 1
+        not_recovered.append(previous)
     elif math.isfinite(mean):
         facts.last_loss = mean
         if not mean >= facts.best_loss:
@@ -115,7 +157,7 @@ def sentence(facts: Facts) -> str:
     """What was found, what went wrong, why it ended and what it cost."""
     if not facts.steps:
         return "Nothing has been measured yet."
-    parts = [_found(facts), _loss(facts), _relapses(facts), _end(facts)]
+    parts = [_found(facts), _loss(facts), _rollbacks(facts), _end(facts)]
     if math.isfinite(facts.cost):
         parts.append(f"syncs took {share(facts.cost)} of the time")
     text = "; ".join(part for part in parts if part)
@@ -134,33 +176,29 @@ def _found(facts: Facts) -> str:
 def _loss(facts: Facts) -> str:
     if not math.isfinite(facts.last_loss):
         return "no loss was finite"
-    course = f"the loss went from {number(facts.first_loss)} to {number(facts.last_loss)}"
-    handed = facts.handed or {}
-    if math.isfinite(_or(handed.get("estimate"), math.nan)):
-        worth = f"{number(handed['estimate'])} ± {number(handed.get('error'), 2)}"
-        which = f"the {handed.get('kind')} of step {count(handed.get('step') or 0)}"
-        return f"{course}, and {which}, worth {worth}, was kept"
+    text = f"the loss went from {number(facts.first_loss)} to {number(facts.last_loss)}"
+    kept = facts.kept or {}
+    if math.isfinite(as_float(kept.get("estimate"))):
+        text += f"; kept the {kept.get('kind')} of step {kept.get('step') or 0:,}, "
+        return f"{text}estimated loss {number(kept['estimate'])} ± {number(kept.get('error'), 2)}"
     if facts.best_step is not None and facts.best_loss < facts.last_loss:
-        return f"{course}, lowest {number(facts.best_loss)} at step {count(facts.best_step)}"
-    return course
+        return f"{text}, lowest {number(facts.best_loss)} at step {facts.best_step:,}"
+    return text
 
 
-def _relapses(facts: Facts) -> str:
-    if not facts.relapses:
-        return "no relapse"
-    all_of = {1: "recovered", 2: "both recovered"}.get(facts.relapses, "all recovered")
-    some = f"{count(facts.recovered)} recovered"
-    return f"{plural(facts.relapses, 'relapse')}, {all_of if facts.recovered == facts.relapses else some}"
+def _rollbacks(facts: Facts) -> str:
+    if not facts.rollbacks:
+        return "no rollback"
+    recovered = {1: "recovered", 2: "both recovered"}.get(facts.rollbacks, "all recovered")
+    if facts.recovered != facts.rollbacks:
+        recovered = f"{facts.recovered:,} recovered"
+    return f"{plural(facts.rollbacks, 'rollback')}, {recovered}"
 
 
 def _end(facts: Facts) -> str:
-    of = "" if facts.total_steps is None else f" of {count(facts.total_steps)}"
+    of = "" if facts.total_steps is None else f" of {facts.total_steps:,}"
     if not facts.ended:
-        return f"last seen at step {count(facts.steps)}{of}"
+        return f"last seen at step {facts.steps:,}{of}"
     early = facts.total_steps is None or facts.steps < facts.total_steps
     why = " because the held-out loss had stopped falling" if facts.stalled and early else ""
-    return f"ended at step {count(facts.steps)}{of}{why}"
-
-
-def _or(value: Any, otherwise: float) -> float:
-    return float(value) if isinstance(value, (int, float)) else otherwise
+    return f"ended at step {facts.steps:,}{of}{why}"

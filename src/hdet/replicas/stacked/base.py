@@ -22,7 +22,7 @@ class Rows(Replicas):
     """Replicas that are rows of matrices in this process."""
 
     def norm_of(self, tensors: Sequence[Tensor]) -> float | Tensor:
-        return row_norms(tensors, self.here)
+        return row_norms(tensors, self.local_count)
 
     @property
     @abstractmethod

@@ -107,7 +107,7 @@ class StackedReplicas(Rows):
                 "process per replica"
             )
         refuse_model(model)
-        self.size = self.here = size
+        self.size = self.local_count = size
         self.gradients = gradients
         self._model = model
         self._layout = layout_of(model)

@@ -1,13 +1,13 @@
-// What in a history someone should hear of, with a level. alerts.py does the same in Python.
+// What in a history someone should hear about, with a level. alerts.py does the same in Python.
 "use strict";
 
 const ALERT_KINDS = [
-  ["relapse", "error", /no way back|weights are lost|not finite at the end/],
+  ["rollback", "error", /no way back|weights are lost|not finite at the end/],
   ["replica lost", "error", /left out of the (mean|decision)|no replica has a finite loss/],
   ["replica unlike the others", "warning", /heard, but not as loud/],
-  ["relapse", "warning", /: back to the weights of step/],
+  ["rollback", "warning", /: back to the weights of step/],
   ["overfitting", "warning", /nothing better since step|nothing has improved since step/],
-  ["rate at a bound", "warning", /clamped to/],
+  ["value at a bound", "warning", /clamped to/],
   [
     "steps not counted",
     "warning",
@@ -19,7 +19,7 @@ const ALERT_KINDS = [
 const NOISY_WINDOWS = 3;
 const RISES = 3;
 
-/** Sees the lines of a run in order, and says what each gives cause for. */
+/** Takes the lines of a run in order, and returns the alerts of each. */
 class Alerts {
   constructor() {
     Object.assign(this, { step: null, bounds: {}, atBound: new Set(), noisy: 0, rises: 0, last: [NaN, NaN] });
@@ -51,9 +51,9 @@ class Alerts {
       if (at.length && !this.atBound.has(seen.name)) {
         const which = ["lower", "upper"][at[0]];
         const text =
-          `${seen.name} stands at its ${which} bound, ${number(seen.base_after)}: ` +
-          "widen the bounds if it is meant to go on";
-        found.push({ step: this.step, level: "warning", kind: "rate at a bound", text });
+          `${seen.name} is at its ${which} bound, ${number(seen.base_after)}: ` +
+          "widen the bounds if it should go on";
+        found.push({ step: this.step, level: "warning", kind: "value at a bound", text });
       }
       if (at.length) this.atBound.add(seen.name);
       else this.atBound.delete(seen.name);
@@ -67,7 +67,7 @@ class Alerts {
     this.noisy = horizon.every((seen) => seen.why === "not significant") ? this.noisy + 1 : 0;
     if (this.noisy !== NOISY_WINDOWS) return [];
     const text =
-      `${NOISY_WINDOWS} windows in a row showed nothing beyond the probe's noise: give the probe more batches`;
+      `${NOISY_WINDOWS} windows in a row were within the probe's noise: give the probe more batches`;
     return [{ step: this.step, level: "warning", kind: "probe too noisy", text }];
   }
 
@@ -78,7 +78,7 @@ class Alerts {
     this.rises = training < this.last[0] && heldOut > this.last[1] ? this.rises + 1 : 0;
     this.last = [training, heldOut];
     if (this.rises !== RISES) return [];
-    const text = `for ${RISES} syncs the training loss fell while the held-out loss rose, to ${number(heldOut)}`;
+    const text = `for ${RISES} syncs the training loss fell and the held-out loss rose, to ${number(heldOut)}`;
     return [{ step: this.step, level: "warning", kind: "overfitting", text }];
   }
 }

@@ -97,7 +97,7 @@ function tilesOf(run) {
     ["learning rate found", saidRates(facts) || "–"],
     ["loss, first → last", `${number(facts.firstLoss)} → ${number(facts.lastLoss)}`],
     ["steps", facts.totalSteps === null ? count(facts.steps) : `${count(facts.steps)} of ${count(facts.totalSteps)}`],
-    ["relapses", facts.relapses ? `${facts.relapses}, ${facts.recovered} recovered` : "none"],
+    ["rollbacks", facts.rollbacks ? `${facts.rollbacks}, ${facts.recovered} recovered` : "none"],
     ["time in syncs", Number.isFinite(facts.cost) ? share(facts.cost) : "–"],
     ["wall-clock", duration(facts.seconds)],
     ["alerts", levels ? `${count(levels)} below` : "none"],
@@ -122,7 +122,7 @@ function rowOfRun(run) {
     number(facts.lastLoss),
     `${number(facts.bestLoss)}${facts.bestStep === null ? "" : ` @ ${count(facts.bestStep)}`}`,
     facts.totalSteps === null ? count(facts.steps) : `${count(facts.steps)} / ${count(facts.totalSteps)}`,
-    String(facts.relapses),
+    String(facts.rollbacks),
     Number.isFinite(facts.cost) ? share(facts.cost) : "–",
   ];
   return make("tr", {}, make("th", { scope: "row" }, label), ...cells.map((text) => make("td", { text })));

@@ -1,4 +1,4 @@
-// A history's text as what it says: lines parsed, torn ones counted, many of them thinned. source.py does the same.
+// A history's text as what it says: lines parsed, torn ones counted, many of them thinned. records.py does the same.
 "use strict";
 
 const LIMIT = 1000;
@@ -20,7 +20,7 @@ class Sieve {
   }
 }
 
-/** Whether a line tells of something: a note, an event, a way back. */
+/** Whether a line is a note, or has an event or a rollback. */
 function isMarked(record) {
   if ("kind" in record || listOf(record.events).length) return true;
   return listOf(record.horizon).some((seen) => seen && seen.action === "back");
@@ -40,7 +40,6 @@ class Run {
 
   clear() {
     Object.assign(this, { plain: new Sieve(LIMIT), marked: new Sieve(LIMIT), total: 0, torn: 0, last: null });
-    this.syncSeconds = 0;
     this.cache = null;
   }
 
@@ -62,10 +61,6 @@ class Run {
   }
 
   take(record) {
-    if (!("kind" in record) && !("sync_seconds" in record)) {
-      this.syncSeconds += (orNaN(record.milliseconds) || 0) / 1e3;
-      record.sync_seconds = this.syncSeconds;
-    }
     (isMarked(record) ? this.marked : this.plain).add(this.total, record);
     this.last = { index: this.total, record };
     this.total += 1;

@@ -94,7 +94,7 @@ function lossChart(scene) {
     const backs = run.syncs.filter((sync) => listOf(sync.horizon).some((seen) => seen.action === "back"));
     const where = along(backs, (sync) => first(sync).loss_mean ?? first(sync).loss_end);
     const mark = { mode: "markers", marker: { symbol: "x", size: 11, color: scene.theme.alarm } };
-    const marks = scene.trace(run, 0, "relapse", where, mark);
+    const marks = scene.trace(run, 0, "rollback", where, mark);
     if (!isEmpty(where)) traces.push(scene.several ? untold(marks) : marks);
   }
   if (!traces.length) {

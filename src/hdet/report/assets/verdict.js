@@ -9,8 +9,8 @@ function factsOf(lines) {
     lastLoss: NaN,
     bestLoss: NaN,
     bestStep: null,
-    handed: null,
-    relapses: 0,
+    kept: null,
+    rollbacks: 0,
     recovered: 0,
     steps: 0,
     totalSteps: null,
@@ -29,7 +29,7 @@ function factsOf(lines) {
     } else if (line.kind === "end") {
       facts.ended = true;
       facts.steps = Math.max(facts.steps, line.step || 0);
-    } else if (line.kind === "handed") facts.handed = line.weights;
+    } else if (line.kind === "handed") facts.kept = line.weights;
     if ("kind" in line) continue;
     facts.steps = line.step || facts.steps;
     if (finite(line.seconds)) seconds = line.seconds;
@@ -48,7 +48,7 @@ function factsOf(lines) {
 
 const isRate = (name) => String(name).split("/")[0] === "lr";
 
-/** Learning rates as they stood while the schedule was at its height, all else as it stands. */
+/** Learning rates without their schedule's decay, all else as it stands. */
 function takeValues(facts, line) {
   const horizon = listOf(line.horizon);
   const down = horizon.some((seen) => seen.why === "the schedule comes down");
@@ -76,7 +76,7 @@ function takeLosses(facts, line, open) {
     facts.recovered += 1;
   }
   if (horizon.some((seen) => seen.action === "back")) {
-    facts.relapses += 1;
+    facts.rollbacks += 1;
     open.push(previous);
   } else if (Number.isFinite(mean)) {
     facts.lastLoss = mean;
@@ -86,7 +86,7 @@ function takeLosses(facts, line, open) {
 
 function sentence(facts) {
   if (!facts.steps) return "Nothing has been measured yet.";
-  const parts = [saidFound(facts), saidLoss(facts), saidRelapses(facts), saidEnd(facts)];
+  const parts = [saidFound(facts), saidLoss(facts), saidRollbacks(facts), saidEnd(facts)];
   if (Number.isFinite(facts.cost)) parts.push(`syncs took ${share(facts.cost)} of the time`);
   const text = parts.filter(Boolean).join("; ");
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
@@ -108,22 +108,22 @@ function saidFound(facts) {
 
 function saidLoss(facts) {
   if (!Number.isFinite(facts.lastLoss)) return "no loss was finite";
-  const course = `the loss went from ${number(facts.firstLoss)} to ${number(facts.lastLoss)}`;
-  const handed = facts.handed || {};
-  if (finite(handed.estimate)) {
-    const worth = `${number(handed.estimate)} ± ${number(handed.error, 2)}`;
-    return `${course}, and the ${handed.kind} of step ${count(handed.step || 0)}, worth ${worth}, was kept`;
+  const text = `the loss went from ${number(facts.firstLoss)} to ${number(facts.lastLoss)}`;
+  const kept = facts.kept || {};
+  if (finite(kept.estimate)) {
+    const estimate = `${number(kept.estimate)} ± ${number(kept.error, 2)}`;
+    return `${text}; kept the ${kept.kind} of step ${count(kept.step || 0)}, estimated loss ${estimate}`;
   }
   if (facts.bestStep !== null && facts.bestLoss < facts.lastLoss)
-    return `${course}, lowest ${number(facts.bestLoss)} at step ${count(facts.bestStep)}`;
-  return course;
+    return `${text}, lowest ${number(facts.bestLoss)} at step ${count(facts.bestStep)}`;
+  return text;
 }
 
-function saidRelapses(facts) {
-  if (!facts.relapses) return "no relapse";
-  const all = { 1: "recovered", 2: "both recovered" }[facts.relapses] || "all recovered";
+function saidRollbacks(facts) {
+  if (!facts.rollbacks) return "no rollback";
+  const all = { 1: "recovered", 2: "both recovered" }[facts.rollbacks] || "all recovered";
   const some = `${count(facts.recovered)} recovered`;
-  return `${plural(facts.relapses, "relapse")}, ${facts.recovered === facts.relapses ? all : some}`;
+  return `${plural(facts.rollbacks, "rollback")}, ${facts.recovered === facts.rollbacks ? all : some}`;
 }
 
 function saidEnd(facts) {

@@ -1,10 +1,10 @@
-// Numbers as a person reads them. words.py says the same in Python.
+// Numbers as a person reads them. verdict.py does the same in Python.
 "use strict";
 
 const finite = (value) => typeof value === "number" && Number.isFinite(value);
 const orNaN = (value) => (finite(value) ? value : NaN);
 
-/** So many digits that matter, with a power of ten only where one would count zeros. */
+/** So many significant digits, with a power of ten only instead of many zeros. */
 function number(value, digits = 3) {
   if (!finite(value)) return "–";
   if (value === 0) return "0";
@@ -66,7 +66,7 @@ function decision(seen, before, after) {
 
 function held(seen) {
   const said = {
-    "the schedule comes down": "The schedule comes down; nothing is searched any more.",
+    "the schedule comes down": "The schedule decays; the search is over.",
     "not significant": "The rate stays: what was seen is within the probe's noise.",
     "no progress": "The rate stays: the averaged path made no progress.",
     "": "The rate stays.",

@@ -1,2 +1,0 @@
-"""What hdet costs: ``hdet bench converge | step | autolr | stacked | feed``, one file each. Every one has
-``run``, which gives plain JSON, and ``table``, which shows it."""

@@ -1,0 +1,353 @@
+"""Converge (Eq. 3): the weights become their mean over the replicas, and their distance is taken.
+
+The plan of the mean follows what is trained: it is made once, and again where parameters are frozen, freed
+or moved to other memory.
+
+On a shared gradient the replicas of a round lie on one line, θ_r = θ₀ + ρ_r·D, so replica r is at distance
+|ρ_r − 1|·‖D‖ from the mean. Both sides are measured over the same fixed sample of the weights, at a cost that
+does not grow with the model: a distance of 0 where one is predicted tells that something undoes the fan-out.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.loop.given import GivenBuffers
+from hdet.loop.mirrors import Mirrors
+from hdet.loop.parameters import trained_parameters
+from hdet.replicas import Mean, Replicas, drop_gathered, local, state_of
+from hdet.replicas.averaging import distinct_tensors, elements, flat_pieces
+from hdet.replicas.norms import norm_of
+
+__all__ = ["Converge", "Divergence", "Measured", "predicted_distances"]
+
+
+class Converge:
+    """The mean of an optimizer's parameters and a model's buffers.
+
+    Args:
+        replicas: who takes part.
+        optimizer: its parameters are averaged.
+        model: its buffers are averaged too.
+        with_state: so is what the optimizer remembers of the gradients, where replicas see different ones.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        optimizer: Optimizer,
+        model: nn.Module | None,
+        *,
+        with_state: bool,
+    ) -> None:
+        self._with_state = with_state
+        #: An optimizer makes its state in the first step: the second one finds what cannot be averaged.
+        self._looks_left = 2 if with_state else 0
+        self._replicas = replicas
+        self._optimizer = optimizer
+        self._model = model
+        self._groups = len(optimizer.param_groups)
+        self._mean: Mean | None = None
+        self._mean_key: list[int] = []
+        self._home: list[int] = []
+        self._averaged: list[Tensor] = []
+        self._trained: dict[int, Tensor] = {}
+        self._gauge: Divergence | None = None
+        self._mirrors = Mirrors(optimizer, replicas)
+        self._given = GivenBuffers()
+        self._judged_buffers()  # as they are before training
+
+    @property
+    def begun(self) -> bool:
+        """Whether displacements are being counted."""
+        return self._gauge is not None and self._looks_left == 0
+
+    def begin(self) -> None:
+        """Count displacements from the present weights, unless that has begun already."""
+        if self._looks_left:
+            self._looks_left -= 1
+            self._refuse_quantised([p for group in trained_parameters(self._optimizer) for p in group])
+        self._begin_gauge()
+
+    def _begin_gauge(self) -> Divergence:
+        if self._gauge is None:
+            # A group added later is averaged, but not explored.
+            self._gauge = Divergence(trained_parameters(self._optimizer)[: self._groups], self._replicas)
+        return self._gauge
+
+    def forget(self) -> None:
+        """The weights will be others: count displacements anew from the next :meth:`begin`."""
+        self._gauge = None
+
+    def went_back(self, *, diverges: bool) -> None:
+        """The weights are older ones, the same everywhere; buffers were each rank's own when they were kept,
+        by one forward pass."""
+        if diverges:
+            self()
+        self.forget()
+
+    def __call__(self, lost: Sequence[int] = ()) -> tuple[Measured, tuple[str, ...]]:
+        """Average; how far this replica was from the mean, and what was odd. Every rank must call it.
+
+        ``lost``: replicas that have no part in the mean, and take the others'.
+        """
+        if not self._with_state:  # else all state is averaged anyway
+            self._mirrors.find()
+        # Who was left out takes the others' state with their weights, also where all have the same.
+        mean = self.plan(with_state=self._with_state or bool(lost))
+        gauge = self._begin_gauge()
+        before = gauge.read()
+        if lost:
+            self._leave_out(lost)
+        events = mean()
+        measured = gauge.measure(before)
+        drop_gathered(self._model)
+        return measured, events
+
+    @torch.no_grad()
+    def _leave_out(self, lost: Sequence[int]) -> None:
+        """The mean of N of which some are 0 and the others N/n times themselves is the mean of those n."""
+        size = self._replicas.size
+        for tensor in self._averaged:
+            for rank, row in enumerate(self._replicas.rows_of(tensor), start=self._replicas.rank):
+                if rank in lost:
+                    row.zero_()  # not multiplied: it may not be finite
+                else:
+                    row.mul_(size / (size - len(lost)))
+
+    def travels(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The weights that a mean would take now, and all else beside them that is to be finite. No
+        collective."""
+        parameters = list({**self._now(), **self._trained}.values())
+        beside = [*self._state(parameters, self._with_state), *self._judged_buffers()]
+        return [local(p) for p in parameters], beside
+
+    def lost_buffers(self) -> list[str]:
+        """Names of buffers that were finite before training and are not any more. Waits for the device."""
+        judged = self._judged_buffers()
+        if self._model is None or math.isfinite(norm_of(judged)):
+            return []
+        lost = {b.data_ptr() for b in judged if not math.isfinite(norm_of([b]))}
+        return [name for name, buffer in self._model.named_buffers() if local(buffer).data_ptr() in lost]
+
+    def _judged_buffers(self) -> list[Tensor]:
+        return self._given.judged(_floating(self._replicas.buffers_of(self._model)))
+
+    def plan(self, *, with_state: bool | None = None) -> Mean:
+        """The plan of the mean, made again only where the tensors are others than before.
+
+        What was trained at the last sync is averaged once more: it may have been frozen in between.
+        """
+        with_state = self._with_state if with_state is None else with_state
+        now = self._now()
+        parameters = list({**now, **self._trained}.values())
+        self._trained = now
+        weights = [local(p) for p in parameters]
+        buffers = self._replicas.buffers_of(self._model)
+        if with_state:
+            self._refuse_quantised(parameters)
+            self._compare(parameters)
+        state = self._state(parameters, with_state)
+        if (home := [weight.data_ptr() for weight in weights]) != self._home:
+            self._home = home
+            self._gauge = None
+        tensors = [*weights, *state]
+        self._averaged = distinct_tensors([*tensors, *_floating(buffers)])
+        key = [tensor.data_ptr() for tensor in (*tensors, *buffers)]
+        if self._mean is None or key != self._mean_key:
+            self._mean = self._replicas.plan_mean(tensors, buffers)
+            self._mean_key = key
+        return self._mean
+
+    def _now(self) -> dict[int, Tensor]:
+        return {id(p): p for group in trained_parameters(self._optimizer) for p in group}
+
+    def _state(self, parameters: Sequence[Tensor], with_state: bool) -> list[Tensor]:
+        if not with_state:  # a copy of the weights is where the next step begins
+            return self._mirrors.tensors(parameters)
+        return [value for parameter in parameters for _, value in self._kept(parameter)]
+
+    def _kept(self, parameter: Tensor) -> list[tuple[str, Tensor]]:
+        """Floating tensors that the optimizer keeps for a parameter; a counter of steps is none."""
+        return [
+            (name, local(value))
+            for name, value in sorted(state_of(self._optimizer).get(parameter, {}).items())
+            if isinstance(value, Tensor)
+            and (value.is_floating_point() or value.is_complex())
+            and name != "step"
+        ]
+
+    def _refuse_quantised(self, parameters: Sequence[Tensor]) -> None:
+        """The mean of codes is no mean, and scales that are averaged belong to no codes."""
+        for parameter in parameters:
+            for name, value in sorted(self._optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, Tensor) and (what := _quantised(local(value))):
+                    raise RuntimeError(
+                        "converge: what the optimizer remembers must be plain floating tensors where it is "
+                        f"averaged with the weights, and {name!r} is kept as {what}; use an optimizer with "
+                        "state of 16 or 32 bits, or share gradients among all replicas (gradients='all') and "
+                        "explore nothing that acts on the state, such as momentum, betas or clipping"
+                    )
+
+    def _compare(self, parameters: Sequence[Tensor]) -> None:
+        """On gradients of their own, one rank may have trained a layer, and keep state for it, alone."""
+        kept = [
+            [(name, tuple(value.shape)) for name, value in self._kept(parameter)] for parameter in parameters
+        ]
+        digest = zlib.crc32(repr([tuple(local(p).shape) for p in parameters] + kept).encode())
+        having = sum(bool(names) for names in kept)
+        rows = self._replicas.gather_ranks([float(digest), float(len(parameters)), float(having)])
+        if any(row[0] != rows[r % self._replicas.ranks_per_replica][0] for r, row in enumerate(rows)):
+            seen = ", ".join(f"rank {r} for {int(row[2])} of {int(row[1])}" for r, row in enumerate(rows))
+            raise RuntimeError(
+                "converge: the optimizer must keep the same state for the same parameters on all ranks, and "
+                f"keeps it on {seen}; some rank's gradient has not reached all parameters: let every layer "
+                "take part in every round, or freeze it everywhere"
+            )
+
+
+def _floating(buffers: Sequence[Tensor]) -> list[Tensor]:
+    """Those that are no counters, each element once."""
+    return [elements(b) for b in buffers if b.is_floating_point() or b.is_complex()]
+
+
+def _quantised(value: Tensor) -> str:
+    """In what form, if a value is kept as codes: a tensor made of others, or one of so few bits."""
+    if hasattr(value, "__tensor_flatten__"):
+        return type(value).__name__
+    few = value.element_size() == 1 and value.dtype != torch.bool
+    return f"a tensor of {value.dtype}" if few and value.numel() > 1 else ""
+
+
+# ---------------------------------------------------------------------- how far they are apart
+
+_TENSORS_PER_GROUP = 64
+_VALUES_PER_TENSOR = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """This replica's distance from the mean, ‖D‖ for each group, and the size of rounding errors.
+
+    Of several replicas in one process, the distance is each one's, and the rest the first one's.
+    """
+
+    distance: float | Tensor
+    displacements: tuple[float, ...]
+    rounding: float
+
+
+class Divergence:
+    """Samples the weights of each parameter group before and after every mean.
+
+    Args:
+        groups: the parameters.
+        replicas: who holds them. Of several in this process, weights are matrices with a row for each; of one
+            that lies on several ranks, each samples its own part.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Tensor]], replicas: Replicas) -> None:
+        self._several = replicas.local_count > 1
+        self._replica_norms = replicas.replica_norms
+        self._nothing = torch.zeros(replicas.local_count, 1) if self._several else torch.zeros(1)
+        weights = [[(local(p), replicas.share_of(p)) for p in group] for group in groups]
+        sampled = [_sample_rows(group) if self._several else _sample(group) for group in weights]
+        self._samples = [[view for view, _ in views] for views in sampled]
+        self._roots = [_roots(views) for views in sampled]
+        # Scales a sample's norm to that of the whole group, or of this rank's share of it.
+        self._scales = [
+            math.sqrt(_count(group) / (_count(views) or 1))
+            for group, views in zip(weights, sampled, strict=True)
+        ]
+        self._epsilons = [
+            max([torch.finfo(torch.float32).eps, *(torch.finfo(v.dtype).eps for v in views)])
+            for views in self._samples
+        ]
+        self._start = self.read()
+
+    @torch.no_grad()
+    def read(self) -> list[Tensor]:
+        """The sampled weights as they are now."""
+        return [
+            torch.cat([view.to(views[0].device, torch.float32) for view in views], dim=-1)
+            if views
+            else self._nothing
+            for views in self._samples
+        ]
+
+    @torch.no_grad()
+    def measure(self, before: Sequence[Tensor]) -> Measured:
+        """Compare with the weights after the mean; then restart.
+
+        ``before`` is what :meth:`read` gave before the mean.
+        """
+        after = self.read()
+        groups = list(zip(after, before, self._start, strict=True))
+        differences = [b - a for a, b, _ in groups] + [a - s for a, _, s in groups] + after
+        weighed = [
+            d if root is None else d * root for d, root in zip(differences, self._roots * 3, strict=True)
+        ]
+        norms = [torch.linalg.vector_norm(d, dim=-1).cpu() for d in weighed]
+        distances = torch.stack([n * scale for n, scale in zip(norms, self._scales, strict=False)]).double()
+        scaled = self._replica_norms(
+            [float(norm.flatten()[0]) * scale for norm, scale in zip(norms, self._scales * 3, strict=True)]
+        )
+        self._start = after
+        n = len(groups)
+        return Measured(
+            distance=distances.norm(dim=0) if self._several else math.hypot(*scaled[:n]),
+            displacements=tuple(scaled[n : 2 * n]),
+            rounding=math.hypot(*(e * w for e, w in zip(self._epsilons, scaled[2 * n :], strict=True))),
+        )
+
+
+def predicted_distances(
+    multipliers: Sequence[Sequence[float]], displacements: Sequence[float]
+) -> tuple[float, ...]:
+    """|ρ_r − 1|·‖D‖ for every replica, where each group has multipliers and a displacement of its own.
+
+    >>> predicted_distances([(0.5, 1.5), (1.25, 0.75)], [3.0, 8.0])
+    (2.5, 2.5)
+    """
+    return tuple(
+        math.hypot(*((rho - 1) * norm for rho, norm in zip(column, displacements, strict=True)))
+        for column in zip(*multipliers, strict=True)
+    )
+
+
+#: Weights, and the share with which their squares count.
+_Shared = tuple[Tensor, float]
+
+
+def _count(weights: Sequence[_Shared]) -> float:
+    return sum(share * weight.numel() for weight, share in weights)
+
+
+def _roots(views: Sequence[_Shared]) -> Tensor | None:
+    """By what the values of views are multiplied before they are squared; None if all count whole."""
+    if all(share == 1 for _, share in views):
+        return None
+    parts = [
+        torch.full((view.numel(),), math.sqrt(share), device=views[0][0].device) for view, share in views
+    ]
+    return torch.cat(parts)
+
+
+def _sample_rows(matrices: Sequence[_Shared]) -> list[_Shared]:
+    """Evenly spaced columns."""
+    columns = _TENSORS_PER_GROUP * _VALUES_PER_TENSOR
+    return [(matrix.detach()[:, :: max(1, matrix.shape[1] // columns)], share) for matrix, share in matrices]
+
+
+def _sample(tensors: Sequence[_Shared]) -> list[_Shared]:
+    """Evenly spaced values of evenly spaced tensors; the same choice on every replica."""
+    pieces = [(piece, share) for tensor, share in tensors for piece in flat_pieces(tensor)]
+    chosen = pieces[:: max(1, math.ceil(len(pieces) / _TENSORS_PER_GROUP))]
+    return [(piece[:: max(1, piece.numel() // _VALUES_PER_TENSOR)], share) for piece, share in chosen]

@@ -1,0 +1,723 @@
+"""The cycle of Algorithm 1: fan out, converge, decide, deal again; for one replica or a thousand.
+
+The cycle knows replicas, hyperparameters and policies only as such. ``Ensemble``, ``AutoLR`` and
+``OneCycleAutoLR`` choose the policies, and there is no second copy of what is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, SupportsFloat
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.history import History, SyncRecord
+from hdet.hyperparameters import Axis, Rows, refuse_shared_places, separate_learning_rates
+from hdet.loop.announce import Announcer, Event, events_of, unfinished
+from hdet.loop.checks import Agreement, agree_on_run, bind_together
+from hdet.loop.converge import Converge, predicted_distances
+from hdet.loop.fan_out import FanOut, Gradients, GradientSharing
+from hdet.loop.health import Watch, blind_signals, lost_buffers, overwritten
+from hdet.loop.hooks import StepHooks, take_over
+from hdet.loop.levels import Design, choose_design
+from hdet.loop.meeting import Gathered, Meeting
+from hdet.loop.optimizers import parts_of
+from hdet.loop.parameters import every_parameter
+from hdet.loop.policy import Context, Decided, Policy, Seen
+from hdet.loop.schedule import CoveredSchedule, Schedule
+from hdet.loop.state import Owner, check_fits
+from hdet.loop.training_loss import TrainingLoss
+from hdet.replicas import Replicas, is_flat, refuse_divergence, refuse_flat_gradients
+
+__all__ = ["Cycle", "Door"]
+
+#: So many records are kept in memory.
+_RECORDS = 1000
+
+
+class Cycle:
+    """Replicas that diverge in what their policies explore, and are averaged back at every sync.
+
+    Args:
+        optimizer: any torch optimizer; its step hooks carry the fan-out.
+        policies: what is explored, when replicas meet, and what moves.
+        replicas: who trains.
+        schedule: the base schedule; :meth:`step` drives it. None leaves ``group["lr"]`` to the user.
+        total_steps: S. The replicas are converged at the last step, whenever the next sync would be.
+        gradients: who shares them: ``"all"`` (the paper), ``"none"``, or the ranks of each arm.
+        design: how values are dealt to replicas; None takes whichever serves the policies best.
+        model: makes its buffers known, which are then averaged too.
+        seed: of the deals. No global random state is read or written.
+        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+            callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
+        on_event: called with every :class:`Event`, on every rank.
+        caller: the name that errors and log lines begin with.
+        first_step: where the count of steps begins, for a run that goes on.
+    """
+
+    #: Optimizer steps counted so far; what a fused optimizer has skipped is taken back at a sync.
+    steps: int
+    _round: int
+    _sync_at: float
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        policies: Sequence[Policy],
+        replicas: Replicas,
+        *,
+        schedule: Schedule | None = None,
+        total_steps: int | None = None,
+        gradients: Gradients = "all",
+        design: Design | None = None,
+        model: nn.Module | None = None,
+        seed: int = 0,
+        history: History | None = None,
+        on_event: Callable[[Event], object] | None = None,
+        caller: str = "Cycle",
+        first_step: int = 0,
+    ) -> None:
+        take_over(optimizer)
+        separate_learning_rates(optimizer)
+        self._caller = caller
+        #: Torch's own, beneath whatever wrapped it.
+        self.optimizer = optimizer
+        self._policies = list(policies)
+        self.replicas = replicas
+        #: S, or None while nobody knows.
+        self.total_steps = total_steps
+        self._records: deque[SyncRecord] = deque(maxlen=_RECORDS)
+        speaks = replicas.world_rank == 0
+        self._announcer = Announcer(caller, speaks=speaks, history=history, on_event=on_event)
+        self.note = self._announcer.note
+        settings = {"total_steps": total_steps, "gradients": gradients, "design": design, "seed": seed}
+        obstacle = self._announcer.obstacle
+        facts = agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
+        sharing = self._sharing = GradientSharing(caller, gradients, replicas, model)
+        self._own_gradients = sharing.own_gradients
+        bound = bind_together(caller, replicas, optimizer, policies)
+        try:
+            doubts = self._build(bound, schedule, design, model, seed)
+        except BaseException:
+            for axis in (axis for own in bound for axis in own):
+                axis.close()
+            raise
+        self._training_loss = TrainingLoss(replicas.local_count)
+        self._needs_loss = any(policy.needs_loss for policy in policies)
+        #: Those that look at the weights between syncs.
+        self._following = [policy for policy in policies if policy.follows_weights]
+        #: Whether replicas diverge or somebody looks at the weights; else it is the plain schedule.
+        self._looked_at = self._diverges or bool(self._following)
+        self._hooks = StepHooks(
+            caller,
+            self._announcer,
+            optimizer,
+            self._fan_out,
+            self._before_step if self._looked_at else None,
+            weakref.WeakMethod(self.detach),
+            reads_flags=self._looked_at and not self._own_gradients,
+        )
+        #: How many steps ago those were that this call of ``step`` has taken back.
+        self.taken_back: list[int] = []
+        #: Steps since the replicas were one model.
+        self._since_sync = 0
+        #: By how much what was moved at the last sync should change the loss of the averaged model.
+        self._explained = 0.0
+        self.resume_at(first_step)
+        self._announcer.introduce(total_steps, replicas.size, optimizer, facts, self._fan_out.axes)
+        for doubt in doubts:
+            self._announcer.say_once(logging.WARNING, doubt)
+        self._announcer.say(logging.INFO, self._introduction())
+        #: Whether the last step is logged; who says more of it does so itself.
+        self.says_end = True
+        if self._looked_at:
+            self.schedule.note()
+        #: As the run was set up: they may have become wider or narrower since.
+        self._spreads = [axis.spread for axis in self._fan_out.axes]
+
+    def _build(
+        self,
+        bound: Sequence[Sequence[Axis]],
+        schedule: Schedule | None,
+        design: Design | None,
+        model: nn.Module | None,
+        seed: int,
+    ) -> list[str]:
+        """Put the parts of a run together; what a user should know before training begins. Every rank calls
+        it."""
+        caller, optimizer, replicas, sharing = self._caller, self.optimizer, self.replicas, self._sharing
+        axes = [axis for own in bound for axis in own]
+        if replicas.local_count > 1:
+            _stack(caller, axes, replicas)
+        jointly = any(policy.estimates_jointly for policy in self._policies)
+        spread_out = [axis.name for axis in axes if axis.spread > 0]
+        chosen = choose_design(caller, design, spread_out, sharing.arms, jointly=jointly)
+        refuse_shared_places(caller, axes)
+        fan_out = self._fan_out = FanOut(
+            axes,
+            arms=sharing.arms,
+            arm=sharing.arm,
+            here=replicas.local_count,
+            design=chosen,
+            seed=seed,
+            # Round 0 of the paper deals everything alike, which a joint estimate could not take apart.
+            first_round=1 if jointly else 0,
+        )
+        own = self._own_gradients
+        #: Whether the replicas' weights differ between two syncs.
+        self._diverges = own or bool(spread_out)
+        #: Whether they do so along one line, so that their distance follows from their multipliers.
+        self._collinear = not own and axes == fan_out.learning_rates
+        if replicas.ranks_per_replica > 1 and any(axis.name == "gradient_clip" for axis in axes):
+            refuse_flat_gradients(caller, "gradient_clip", every_parameter(optimizer))
+        if self._diverges and design != "in turn":  # what one model tries in turn needs no other
+            refuse_divergence(caller, parts_of(optimizer), replicas)
+        with_state = own or any(axis.bends_state and axis.spread > 0 for axis in axes)
+        self._converge = Converge(replicas, optimizer, model, with_state=with_state)
+        how = {"own_gradients": own, "diverges": self._diverges}
+        self._agreement = Agreement(caller, replicas, optimizer, fan_out, self._policies, **how)
+        self._meeting = Meeting(caller, replicas, fan_out, self._agreement, self._converge, **how)
+        self._watch = Watch(caller, **how)
+        context = Context(
+            caller,
+            optimizer,
+            replicas,
+            self.total_steps,
+            self._diverges,
+            sharing.by_arm,
+            fan_out.silenced,
+        )
+        for policy, of_policy in zip(self._policies, bound, strict=True):
+            policy.bind(of_policy, context)
+        self.schedule = CoveredSchedule(caller, schedule, optimizer, fan_out.learning_rates)
+        if self._diverges:
+            self._converge.plan()  # what cannot be averaged raises now, not at the first sync
+        doubts = [self._agreement.doubt(), *(axis.doubt for axis in axes)]
+        doubts += [fan_out.doubt()] if jointly else []
+        for policy in self._policies:
+            doubts += policy.doubts()
+            if replicas.size > 1:
+                doubts += blind_signals(policy.axes, own_gradients=own, by_training_loss=policy.needs_loss)
+        if replicas.size > 1 and replicas.local_count == 1 and model is None and self._diverges:
+            doubts.append(
+                "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"
+                + ", and weights that FSDP keeps gathered after a forward pass alone are not given up"
+                * (replicas.ranks_per_replica > 1)
+            )
+        return [doubt for doubt in doubts if doubt]
+
+    def _introduction(self) -> str:
+        """Who trains, how long, and what it takes: whoever was not found is missed at once."""
+        replicas = self.replicas
+        several = "s" if replicas.size > 1 else ""
+        where = " in this process" if replicas.local_count > 1 else ""
+        if replicas.ranks_per_replica > 1:
+            where = f" on {replicas.ranks_per_replica} ranks each"
+        elif replicas.size > 1 and replicas.local_count == 1:
+            where = ", one a process"
+        steps = "an open number of" if self.total_steps is None else f"{self.total_steps}"
+        described = [said for policy in self._policies if (said := policy.describe())]
+        return "; ".join([f"{replicas.size} replica{several}{where}; {steps} steps", *described])
+
+    # ------------------------------------------------------------------ what a user sees
+
+    @property
+    def sync_every(self) -> int | None:
+        """T, the steps from one sync to the next; None where windows grow with the run."""
+        lengths = [policy.sync_every for policy in self._policies if policy.sync_every is not None]
+        return min(lengths, default=None)
+
+    @property
+    def rounds(self) -> int:
+        """How many have ended."""
+        return self._round
+
+    @property
+    def spread(self) -> float:
+        """α: how far from the base learning rates are, of the first group; 0 where they are not explored."""
+        return next((axis.spread for axis in self._fan_out.learning_rates), 0.0)
+
+    @property
+    def history(self) -> list[SyncRecord]:
+        """The records of the last syncs, a thousand at most; a file keeps all (``history=``)."""
+        return list(self._records)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The base value of everything that is explored, by name."""
+        return {axis.name: axis.base for axis in self._fan_out.axes}
+
+    @property
+    def replica_lrs(self) -> list[float]:
+        """The learning rate of this replica's next optimizer step for each group; of several in one process,
+        the first one's."""
+        self._hooks.restore()
+        own = [row[self._fan_out.arm] for row in self._fan_out.multipliers]
+        return [axis.base * rho for axis, rho in zip(self._fan_out.learning_rates, own, strict=True)]
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
+        differs = self._own_gradients or self._fan_out.explores
+        return self.replicas.size > 1 and self._since_sync > 0 and differs
+
+    # ------------------------------------------------------------------ one step
+
+    def _before_step(self) -> bool:
+        """The optimizer is about to take the first step of a round; whether to call this before the next."""
+        self.replicas.before_first_step(self._caller)
+        self._warn_if_overwritten(self.steps + 1)
+        self._agreement.look()
+        if self._diverges and not self._converge.begun:
+            self._converge.begin()  # the round's displacement is counted from here
+        for policy in self._following:
+            policy.before_step()
+        return self._diverges and not self._converge.begun
+
+    def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
+        """Call once after ``optimizer.step()``; returns the record of a sync when there was one.
+
+        A call that follows no optimizer step (gradient accumulation, a step that GradScaler skipped) only
+        takes the loss; on gradients of their own, where one rank alone may skip, it counts as a step.
+        Between syncs nothing waits for the device.
+        """
+        self.taken_back = []
+        hooks = self._hooks
+        if self._looked_at and hooks.irregular:
+            hooks.check(strict=bool(self._following))
+        if loss is None and self._needs_loss:
+            raise ValueError(
+                f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and "
+                "got loss=None; call step(loss)"
+            )
+        if loss is not None and (hooks.stepped or not self._training_loss.has_taken(loss)):
+            self._training_loss.add(loss)
+        # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
+        if not hooks.stepped and self._looked_at:
+            hooks.notice_no_step(counts=self._own_gradients)
+            if not self._own_gradients:
+                return None
+        if self.steps == self.total_steps:
+            self._stay_at_the_end()
+            return None
+        hooks.count()
+        self.steps += 1
+        self._since_sync += 1
+        for policy in self._following:
+            if policy.after_step():
+                self._look_ahead()
+        record = None
+        ends = self.steps >= self._sync_at or self.steps == self.total_steps
+        try:
+            # The sync comes before the schedule moves on: its values are those of the step just taken.
+            if ends and self._is_due():
+                record = self._sync()
+        except BaseException:
+            for policy in self._policies:
+                policy.missed(self.steps)
+            self._look_ahead()
+            raise
+        finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
+            self.schedule.advance()
+            # Whether somebody else writes there is looked at in a round's first and last step.
+            if self._looked_at and (ends or self.steps + 1 >= self._sync_at):
+                self.schedule.note()
+        if ends and self.steps == self.total_steps:
+            self._end(record)
+        self._announcer.counted(self.steps, self.total_steps)
+        if self._announcer.events:
+            self._announcer.call_listeners()
+        return record
+
+    def _is_due(self) -> bool:
+        """Whether a window has ended, by the steps that were taken: what a fused optimizer skipped is known
+        now and taken back, so the window goes on for as many. The schedule, which has run on, waits."""
+        self.taken_back = self._hooks.take_skipped(self.replicas)
+        if count := len(self.taken_back):
+            self.steps -= count
+            self._since_sync -= count
+            self.schedule.waits += count
+            for policy in self._following:
+                policy.recounted(self.steps)
+        return self.steps >= self._sync_at
+
+    def _warn_if_overwritten(self, step: int) -> None:
+        if said := self.schedule.overwritten():
+            self._announcer.say_once(logging.WARNING, f"step {step}: {said}", "overwritten")
+
+    def _end(self, record: SyncRecord | None) -> None:
+        for trouble in filter(None, (policy.check_end() for policy in self._policies)):
+            self._announcer.say(logging.ERROR, trouble)
+        self.note("end", step=self.steps)
+        found = ", ".join(f"{name} is {value:.4g}" for name, value in self.values.items())
+        syncs = f"{self._round} sync{'' if self._round == 1 else 's'}"
+        said = f"all {self.steps} steps were counted, with {syncs}; {found or 'nothing was explored'}"
+        if self.says_end:
+            self._announcer.say(logging.INFO, said)
+        self._announcer.events.append(Event("end", self.steps, said, record))
+
+    def _stay_at_the_end(self) -> None:
+        """The run is over, and somebody trains on: to raise would be to lose a run in its last step."""
+        self._hooks.forget()
+        self._since_sync += self._own_gradients
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        said = (
+            f"step: the run has ended at step {self.steps} (total_steps), and the optimizer steps on: the "
+            f"learning rate stays at {lr:.4g}, and no further step is counted; stop training there, or raise "
+            "total_steps"
+        )
+        if self._own_gradients:
+            said += "; replicas on gradients of their own stay apart: call converge() when you stop"
+        self._announcer.say_once(logging.WARNING, said, "beyond the end")
+
+    # ------------------------------------------------------------------ rounds
+
+    def _begin_round(self) -> None:
+        """Eq. 9: who explores what. What is not learnt any more, nobody explores."""
+        ended = self.steps == self.total_steps
+        learning = [policy for policy in self._policies if policy.learns and not ended]
+        self._fan_out.assign(self._round, [axis for policy in learning for axis in policy.axes])
+        self._hooks.round_begins = self._looked_at
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """The next sync: at the first window that ends, and where replicas diverge at the last step."""
+        ends = [policy.window_end for policy in self._policies if policy.window_end is not None]
+        if self._diverges and self.total_steps is not None:
+            ends.append(self.total_steps)
+        self._sync_at = min(ends, default=math.inf)
+
+    def _sync(self) -> SyncRecord:
+        began = time.perf_counter()
+        self._warn_if_overwritten(self.steps)
+        judging = [policy for policy in self._policies if policy.judges(self.steps)]
+        gathered = self._meeting.sync(self.steps, self._round, self._training_loss, judging)
+        self._since_sync = 0
+        predicted = tuple(math.nan for _ in gathered.losses)
+        if self._collinear:
+            predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
+        seen = gathered.losses, gathered.distances, predicted, gathered.divergence.rounding
+        doubts = self._watch(self.steps, *seen, began_apart=gathered.began_apart)
+        if self._diverges:
+            doubts |= overwritten(self._fan_out.axes)
+        else:  # where buffers are averaged, who has lost one takes the others'
+            doubts |= lost_buffers(self._converge.lost_buffers())
+        self._fan_out.restore()
+        decided = self._decide(judging, gathered)
+        if decided.went_back:
+            self._converge.went_back(diverges=self._diverges)
+        self.schedule.look()
+        for kind, doubt in doubts.items():
+            self._announcer.say_once(logging.WARNING, doubt, kind)
+        events = [*gathered.odd, *decided.events]
+        record = SyncRecord(
+            step=self.steps,
+            round=self._round,
+            losses=gathered.losses,
+            weights=decided.weights,
+            hyperparameters=decided.hyperparameters,
+            distance_measured=gathered.distances,
+            distance_predicted=predicted,
+            milliseconds=(time.perf_counter() - began) * 1e3,
+            events=(*dict.fromkeys(events), *doubts.values()),
+            horizon=decided.horizon,
+            held_out=decided.held_out,
+            held_out_mean=decided.held_out_mean,
+        )
+        self._round += 1
+        self._begin_round()
+        self._training_loss.reset()
+        self._announcer.publish(record, events, self._fan_out.learning_rates)
+        self._records.append(record)
+        self._announcer.events += events_of(record, decided, gathered.odd)
+        return record
+
+    def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
+        """Every policy in turn, from what all ranks have gathered. One that does not judge at this sync says
+        what stands where; so does one for which it is void, because one before it has undone the window."""
+        rows = dict(zip(judging, gathered.rows, strict=True))
+        losses = self._sharing.by_arm(gathered.losses)
+        decided: list[Decided] = []
+        for policy in self._policies:
+            levels = self._fan_out.levels_of(policy.axes)
+            if policy in rows and not any(earlier.void for earlier in decided):
+                found = rows[policy], gathered.training
+                seen = Seen(self.steps, self.total_steps, levels, losses, *found, self._explained)
+                with self._fan_out.held(policy.axes):
+                    decided.append(policy.decide(seen)())
+            else:
+                decided.append(policy.observe(levels))
+                if policy in rows:
+                    policy.missed(self.steps)
+        whole = Decided.of_all(decided)
+        # A window that is undone is gone through again, from where it was before that move.
+        self._explained = whole.explained + (self._explained if whole.went_back else 0.0)
+        return whole
+
+    def converge(self) -> None:
+        """Average the replicas now (Eq. 3). A collective: every rank calls it at the same step.
+
+        For an evaluation or a checkpoint within a round. The round goes on: losses, multipliers
+        and the time of the next sync stay as they are.
+        """
+        odd = self._meeting.converge(self.steps, self._round, self._training_loss)
+        self._since_sync = 0
+        for event in odd:
+            self._announcer.say(logging.WARNING, event)
+
+    @contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Within, the base values stand everywhere: for an evaluation or a checkpoint within a round. The
+        weights stay this replica's own; :meth:`converge` makes them the mean."""
+        with self._fan_out.at_base():
+            yield
+
+    # ------------------------------------------------------------------ the end
+
+    def end_at(self, step: int) -> None:
+        """The run now has an end, or another one."""
+        self.total_steps = step
+        for policy in self._policies:
+            policy.end_at(step)
+        self._look_ahead()
+
+    def end_search(self, *, meet: bool = True) -> None:
+        """Nothing moves any more; replicas that diverge come together now, or else at the last step."""
+        for policy in self._policies:
+            policy.stop()
+        if self._diverges and meet:
+            self.converge()
+        self._begin_round()
+
+    def stop(self) -> None:
+        """Training is over, at whichever step it is; where that is not the last one, it is logged."""
+        if self.total_steps is not None and self.steps < self.total_steps:
+            self._announcer.say_once(logging.WARNING, unfinished(self.steps, self.total_steps), "stopped")
+        self._announcer.close()
+
+    def detach(self) -> None:
+        """Remove the fan-out; what remains are the base values."""
+        self._hooks.remove()
+        self._announcer.close()
+        if self.apart:
+            self._announcer.say_once(
+                logging.WARNING,
+                f"detached {self._since_sync} steps after the last sync: the replicas' weights differ; call "
+                "converge() first",
+            )
+        self._fan_out.close()
+
+    def __enter__(self) -> Cycle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.detach()
+        except Exception as error:
+            if kind is None:
+                raise
+            self._announcer.say(logging.ERROR, f"detach() failed: {error}")  # and not instead of its cause
+
+    # ------------------------------------------------------------------ the state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, strings, and tensors of a horizon. Save it beside the weights, at a sync or after
+        :meth:`converge`: within a round replicas differ, and one rank's are not the run; then it warns once.
+        After either one rank's state will do for all."""
+        return self.owner.pack(self.saved())
+
+    def saved(self) -> dict[str, Any]:
+        """What :meth:`state_dict` saves, for a door that saves more. Warns where it is not the run's."""
+        if self._hooks.stepped:
+            self._announcer.say_once(
+                logging.WARNING,
+                f"state_dict: called after optimizer.step() and before step(): the state is of step "
+                f"{self.steps}, and what is saved of the optimizer now is of the next one: a run that goes "
+                "on from both is one step behind; call step() first",
+                "saved between",
+            )
+        # The rows of one process are saved together.
+        if self.apart and self.replicas.size > self.replicas.local_count:
+            self._announcer.say_once(
+                logging.WARNING,
+                f"state_dict: called {self._since_sync} steps after the last sync: the replicas' weights "
+                "differ, and what is saved beside it is one replica's; call converge() on every rank first, "
+                "or save every rank's own",
+                "saved apart",
+            )
+        policies = [{"kind": policy.kind, **policy.state_dict()} for policy in self._policies]
+        return {**self._own_state(), "policies": policies}
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "round": self._round,
+            "seed": self._fan_out.seed,
+            "explored": [axis.state_dict() for axis in self._fan_out.axes],
+            "explained": self._explained,
+            "loss": self._training_loss.state_dict(self.replicas.world_rank),
+            # Skipped on the device and yet to be taken back, and for which the schedule waits already.
+            "skipped": self._hooks.skipped_ago(),
+            "waits": self.schedule.waits,
+        }
+
+    @property
+    def owner(self) -> Owner:
+        """To whom a state belongs; who saves it with more says as what, and what of it may change."""
+        optimizer, parameters = self.optimizer, every_parameter(self.optimizer)
+        configuration = {
+            "total_steps": self.total_steps,
+            "explored": [axis.name for axis in self._fan_out.axes],
+            "spread": list(self._spreads),
+            "optimizers": [type(part).__name__ for part in parts_of(optimizer)],
+            "groups": [len(group["params"]) for group in optimizer.param_groups],
+            "shapes": [[] if is_flat(p) else list(p.shape) for p in parameters],
+        }
+        for policy in self._policies:
+            configuration |= policy.configuration()
+        return Owner(self._caller, configuration, self.replicas, parameters)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Take up where :meth:`state_dict` left off. The losses of an unfinished round are one rank's own,
+        unless :meth:`converge` has just told them to all: they count if every rank resumes from its own state
+        or such a one, and for none otherwise. Raises for what cannot be taken, and changes nothing then."""
+        state, _ = self.owner.unpack(saved, free={"total_steps"})
+        self.check_state(state)
+        if self.total_steps is not None and state["steps"] > self.total_steps:
+            raise ValueError(
+                f"{self._caller}.load_state_dict: total_steps must be at least the {state['steps']} steps "
+                f"taken so far, got {self.total_steps}; give as many, or more"
+            )
+        self.take_state(state)
+
+    def check_state(self, saved: Mapping[str, Any]) -> None:
+        """Raise ValueError for what :meth:`take_state` could not take whole. Changes nothing."""
+        check_fits(self._caller, {**self._own_state(), "policies": []}, saved)
+        for policy, of_policy in self._of_policies(saved):
+            if of_policy is not None:
+                check_fits(self._caller, policy.state_dict(), of_policy, f"/{policy.kind}")
+
+    def _of_policies(self, saved: Mapping[str, Any]) -> Iterator[tuple[Policy, Mapping[str, Any] | None]]:
+        """Every policy with what one of its kind has saved, or None: that one begins again."""
+        known = {of_policy["kind"]: of_policy for of_policy in saved["policies"]}
+        return ((policy, known.get(policy.kind)) for policy in self._policies)
+
+    def take_state(self, saved: Mapping[str, Any]) -> None:
+        """Take over what :meth:`check_state` has let pass."""
+        self.steps, self._round, self._explained = saved["steps"], saved["round"], saved["explained"]
+        self._fan_out.seed = saved["seed"]
+        self._fan_out.restore()
+        for axis, of_axis in zip(self._fan_out.axes, saved["explored"], strict=True):
+            axis.load_state_dict(of_axis)
+        self.schedule.look()
+        for policy, of_policy in self._of_policies(saved):
+            policy.start(self.steps)
+            if of_policy is not None:
+                policy.load_state_dict(of_policy)
+        self._training_loss.load_state_dict(saved["loss"], self.replicas.world_rank, self.replicas.world_size)
+        self._hooks.forget()  # a step taken before is another run's
+        self._begin_again(saved["skipped"], saved["waits"])
+        self._announcer.resumed(self.steps)
+
+    def resume_at(self, step: int) -> None:
+        """Go on from a checkpoint that hdet did not write, at the start of the round that holds ``step``."""
+        self.steps = step
+        self._round = max(policy.round_at(step) for policy in self._policies)
+        for policy in self._policies:
+            policy.start(step)
+        self._training_loss.reset()
+        self._begin_again([], 0)
+
+    def _begin_again(self, skipped: Sequence[int], waits: int) -> None:
+        """The weights are about to be replaced, and so may be the learning rates."""
+        self.schedule.forget()
+        self._converge.forget()
+        self._agreement.forget()
+        self._hooks.load_skipped(skipped)
+        self.schedule.waits = waits
+        self._begin_round()
+
+
+def _stack(caller: str, axes: Sequence[Axis], replicas: Replicas) -> None:
+    """Let the replicas that this process holds differ in all that is explored, or raise TypeError."""
+    for axis in axes:
+        if axis.acts_in_step:
+            continue
+        if not isinstance(replicas, Rows):
+            raise TypeError(
+                f"{caller}: several replicas of one process differ in {axis.name} as rows of one matrix, "
+                f"got {type(replicas).__name__}; use hdet.StackedReplicas, or one process per replica"
+            )
+        axis.stack(caller, replicas)
+
+
+class Door:
+    """What a scheduler with a cycle behind it shows of it; :class:`hdet.Ensemble` is the cycle itself."""
+
+    @property
+    @abstractmethod
+    def _engine(self) -> Cycle:
+        """The cycle."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps counted so far; what a fused optimizer has skipped on the device is taken back at a
+        sync."""
+        return self._engine.steps
+
+    @property
+    def sync_every(self) -> int | None:
+        """T, the steps from one sync to the next; None where windows grow with the run."""
+        return self._engine.sync_every
+
+    @property
+    def spread(self) -> float:
+        """α, how far from the base the replicas' learning rates are."""
+        return self._engine.spread
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The base value of everything that is explored, by name; of a learning rate its present one."""
+        return self._engine.values
+
+    @property
+    def replica_lrs(self) -> list[float]:
+        """The learning rate that this replica's next optimizer step uses, for each parameter group."""
+        return self._engine.replica_lrs
+
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas this process is one of."""
+        return self._engine.replicas
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas' weights differ now, so that one rank's are not the run's."""
+        return self._engine.apart
+
+    @property
+    def history(self) -> list[SyncRecord]:
+        """The records of the last syncs, a thousand at most; a file keeps all (``history=``)."""
+        return self._engine.history
+
+    def converge(self) -> None:
+        """Average replicas that diverge now, without ending the round. Every rank must call it."""
+        self._engine.converge()
+
+    @contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Within, the base values stand everywhere; the weights stay this replica's own."""
+        with self._engine.at_base():
+            yield
+
+    def detach(self) -> None:
+        """Let go of the optimizer and of what is explored; the base values stay."""
+        self._engine.detach()

@@ -1,0 +1,307 @@
+"""The optimizer's own step hooks carry the fan-out (Eq. 2) and tell true steps from calls without one.
+
+``group["lr"]`` holds the base value; the replica's own stands there only while the optimizer steps. So any
+scheduler composes, loggers show the base, and accumulation or a step that GradScaler skipped is not counted.
+Several optimizers take one step together, in any order, each once.
+
+A fused optimizer under GradScaler skips on the device: its hooks are called, and a flag there, ``found_inf``,
+says whether it moved anything. Reading the flag would wait for the device at every step, so flags are kept
+and read when a window ends.
+
+The hooks are opaque to ``torch.compile``: a compiled ``optimizer.step`` is cut at them.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.loop.announce import Announcer
+from hdet.loop.fan_out import FanOut
+from hdet.loop.optimizers import parts_of
+from hdet.replicas import Replicas
+
+__all__ = ["StepHooks", "take_over"]
+
+_TOO_MANY_CALLS = 100
+#: So many steps one of several optimizers may miss, or this share of all: a GradScaler skips one alone.
+_MISSES, _SHARE_OF_MISSES = 16, 1 / 8
+#: So many flags are kept one by one before they become one tensor.
+_FOLD = 64
+
+
+class StepHooks:
+    """Hooks on one optimizer, or on several that step together.
+
+    Args:
+        caller: prefix for error messages.
+        announcer: logs.
+        optimizer: whose steps they follow.
+        fan_out: this replica's own values stand in their places during a step.
+        before: called before the first steps of a round, until it returns False; None where nobody looks at
+            the weights.
+        detach: called when another run takes the optimizer over.
+        reads_flags: whether steps that were skipped on the device are taken back.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        announcer: Announcer,
+        optimizer: Optimizer,
+        fan_out: FanOut,
+        before: Callable[[], bool] | None,
+        detach: weakref.WeakMethod[Callable[[], None]],
+        *,
+        reads_flags: bool,
+    ) -> None:
+        self._caller = caller
+        self._announcer = announcer
+        self._fan_out = fan_out
+        self._before = before
+        #: Whether ``before`` is called at the next step.
+        self.round_begins = before is not None
+        self._inside = False
+        self._calls_without_step = 0
+        self._optimizers = parts_of(optimizer)
+        #: Whether an optimizer has stepped since :meth:`count`; of several, any: its weights have moved.
+        self.stepped = False
+        #: Whether :meth:`check` has something to say.
+        self.irregular = False
+        #: Steps of each optimizer since :meth:`count`, and how many of them each has missed, and there were.
+        self._taken = [0 for _ in self._optimizers]
+        self._missed = [0 for _ in self._optimizers]
+        self._counted = 0
+        #: Of the steps since :meth:`count`: the flags on the device, and whether one was taken without.
+        self._flags: list[Tensor] = []
+        self._surely = False
+        self._reads_flags = reads_flags
+        # By what GradScaler itself goes by, torch 2.6 to 2.13; then all ranks compare, with flags or without.
+        fused = any(getattr(one, "_step_supports_amp_scaling", False) for one in self._optimizers)
+        self._may_skip = reads_flags and fused
+        #: Calls since the last reading, which of them have a flag, and the flags: folded ones, then single.
+        self._calls = 0
+        self._flagged: list[int] = []
+        self._folded: list[Tensor] = []
+        self._single: list[Tensor] = []
+        self._handles = []
+        enter = _opaque(self._enter)
+        for i, one in enumerate(self._optimizers):
+            one._hdet_detach = detach  # type: ignore[attr-defined]
+            self._handles += [
+                one.register_step_pre_hook(enter),
+                one.register_step_post_hook(_opaque(partial(self._leave, i))),
+                one.register_state_dict_pre_hook(lambda _: self.restore()),
+                one.register_load_state_dict_pre_hook(lambda *_: self.restore()),
+            ]
+
+    def _enter(self, optimizer: Optimizer, *_: object) -> None:
+        if self._inside:  # an optimizer step that raised never reached its post hook
+            self.restore()
+        if self._before is not None:
+            # Asked of a device that nobody uses yet, the second would wake it.
+            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+                raise RuntimeError(
+                    f"{type(optimizer).__name__}.step: a step that is counted must not be recorded in a CUDA "
+                    "graph, whose replays call no step hooks; record forward and backward pass, and step "
+                    "outside of it"
+                )
+            if self.round_begins:
+                self.round_begins = self._before()
+        self._inside = True
+        if self._fan_out.in_step:
+            self._fan_out.enter_step()
+
+    def _leave(self, number: int, optimizer: Optimizer, *_: object) -> None:
+        if self._fan_out.in_step:
+            self._fan_out.leave_step()
+        self._inside = False
+        self._taken[number] += 1
+        self.stepped = True
+        self.irregular = self.irregular or self._taken[number] > 1 or len(self._taken) > 1
+        found_inf = getattr(optimizer, "found_inf", None)
+        if isinstance(found_inf, Tensor):
+            self._flags.append(found_inf.detach().reshape(()) != 0)
+        else:
+            self._surely = True
+
+    def restore(self) -> None:
+        """The base values stand in the groups, whatever became of the step."""
+        self._fan_out.leave_step()
+        self._inside = False
+
+    def remove(self) -> None:
+        """Leave the optimizer alone from now on."""
+        for handle in self._handles:
+            handle.remove()
+
+    def count(self) -> None:
+        """The step is counted; it was skipped if the flags of all optimizers that stepped say so."""
+        if self._flags and not self._surely and self._reads_flags:
+            self._flagged.append(self._calls)
+            self._single.append(self._flags[0] if len(self._flags) == 1 else _stacked(self._flags).all())
+            if len(self._single) == _FOLD:
+                self._folded.append(_stacked(self._single))
+                self._single = []
+        self._calls += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """What was stepped so far is of no account."""
+        self._calls_without_step = 0
+        self._taken = [0] * len(self._taken)
+        self._flags, self._surely, self.stepped, self.irregular = [], False, False, False
+
+    # ------------------------------------------------------------------ one call for every step
+
+    def check(self, *, strict: bool) -> None:
+        """Warn, or raise where ``strict``, unless ``step()`` is called for every step of every optimizer.
+
+        A framework that takes us for a scheduler calls us once an epoch unless it is told otherwise: the
+        schedule would never decay, and windows would hold a few iterates each.
+        """
+        most = max(self._taken)
+        if most > 1:
+            message = (
+                f"{self._caller}.step: must be called once after every optimizer.step(), got {most} of them "
+                "since the last call; call it in the training loop, or have the framework call it at every "
+                """step (Lightning: {"scheduler": …, "interval": "step"})"""
+            )
+            if strict:
+                self.forget()
+                raise RuntimeError(message)
+            message = message.removeprefix(f"{self._caller}.")
+            self._announcer.say_once(logging.WARNING, message, "calls too rarely")
+        if most > 0 and len(self._optimizers) > 1:
+            self._look_for_misses()
+
+    def _look_for_misses(self) -> None:
+        self._counted += 1
+        for i, one in enumerate(self._optimizers):
+            if self._taken[i]:
+                continue
+            self._missed[i] += 1
+            message = (
+                f"step: all optimizers must step before each call, and {type(one).__name__} (number {i}) "
+                f"has missed {self._missed[i]} of {self._counted}"
+            )
+            self._announcer.say_once(
+                logging.WARNING,
+                f"{message}: the step counts, for others have moved; a GradScaler may skip one",
+                f"missed by {i}",
+            )
+            if self._missed[i] > max(_MISSES, _SHARE_OF_MISSES * self._counted):
+                raise RuntimeError(
+                    f"{self._caller}.{message}: one that steps less often than the others would be judged by "
+                    "their steps; let all step equally often, or leave it out and give it a schedule of its "
+                    "own"
+                )
+
+    def notice_no_step(self, *, counts: bool) -> None:
+        """Warn of a call of ``step()`` that follows no step of the optimizer.
+
+        On gradients of its own, a rank whose GradScaler skips a step is alone in that: to wait for the
+        optimizer would be to fall behind the others, so it ``counts``.
+        """
+        self._calls_without_step += 1
+        taken = (
+            "it counts all the same, so that ranks stay together; when accumulating, call it once for each "
+            "optimizer step"
+            if counts
+            else "taken for gradient accumulation, a skipped step, or a framework that steps schedulers once "
+            "for every process (Accelerate); the schedule waits"
+        )
+        self._announcer.say_once(
+            logging.WARNING,
+            f"step() was called although the optimizer has not stepped since the last call: {taken}",
+        )
+        if self._calls_without_step == _TOO_MANY_CALLS:
+            self._announcer.say_once(
+                logging.WARNING,
+                f"{_TOO_MANY_CALLS} calls of step() without one of optimizer.step(): is this the optimizer "
+                "that trains? Its step hooks have not been called; a CUDA graph that replays it calls none",
+            )
+
+    # ------------------------------------------------------------------ what was skipped on the device
+
+    def skipped_ago(self) -> list[int]:
+        """How many calls ago those were that did nothing; 0 is the last one. Waits for the device."""
+        flags = [*self._folded, *([_stacked(self._single)] if self._single else [])]
+        known = [bool(flag) for part in flags for flag in part.tolist()]
+        return [self._calls - 1 - at for at, skipped in zip(self._flagged, known, strict=True) if skipped]
+
+    def load_skipped(self, ago: Sequence[int]) -> None:
+        """Take up where :meth:`skipped_ago` left off."""
+        self._calls = 0
+        self._flagged = [-1 - calls for calls in ago]
+        self._folded = [torch.ones(len(ago), dtype=torch.bool)] if ago else []
+        self._single = []
+
+    def take_skipped(self, replicas: Replicas) -> list[int]:
+        """As :meth:`skipped_ago`, and start again. A collective where there may be flags.
+
+        Ranks that share gradients share what overflows. If they do not, one would go on to the sync and wait
+        for another that does not come.
+        """
+        if not self._flagged and not self._may_skip:
+            self._calls = 0
+            return []
+        ago, calls = self.skipped_ago(), self._calls
+        scaled = bool(self._flagged)
+        self.load_skipped([])
+        rows = replicas.gather_ranks([float(len(ago)), float(sum(ago)), float(scaled)])
+        if len({row[2] for row in rows}) > 1:
+            without = [rank for rank, row in enumerate(rows) if not row[2]]
+            raise RuntimeError(
+                f"{self._caller}.step: a GradScaler must step the optimizer on all ranks or on none, and "
+                f"rank {without[0]} has none: it takes steps that others may skip; use one everywhere"
+            )
+        if any(row != rows[0] for row in rows):
+            raise RuntimeError(
+                f"{self._caller}.step: ranks that share gradients must skip the same steps, and their fused "
+                f"optimizers have skipped {', '.join(str(int(row[0])) for row in rows)} since the last sync; "
+                "share the gradients before GradScaler looks at them, or use fused=False"
+            )
+        if ago and len(ago) == calls:
+            message = (
+                f"all of {calls} steps were skipped on the device: nothing is trained; is the loss finite?"
+            )
+            self._announcer.say_once(logging.WARNING, message, "all skipped on the device")
+        elif ago:  # a few are how GradScaler finds its scale
+            message = f"{len(ago)} of {calls} steps were skipped on the device: they do not count"
+            self._announcer.say_once(
+                logging.WARNING, f"{message}, the schedule waits", "skipped on the device"
+            )
+        return ago
+
+
+def _stacked(flags: Sequence[Tensor]) -> Tensor:
+    return torch.stack([flag.to(flags[0].device, non_blocking=True) for flag in flags])
+
+
+def _opaque(hook: Callable[..., None]) -> Callable[..., None]:
+    """Not for Dynamo to look into: what is written there differs from step to step and from sync to sync.
+
+    ``disable`` takes some microseconds. To ask ``is_compiling()`` first and do without it costs a compiled
+    step more graphs.
+    """
+
+    def called(*args: Any) -> None:
+        hook(*args)
+
+    return cast("Callable[..., None]", torch.compiler.disable(called))  # type: ignore[no-untyped-call]
+
+
+def take_over(optimizer: Optimizer) -> None:
+    """Two runs on one optimizer would multiply each other's spread: the newest one counts."""
+    for one in parts_of(optimizer):
+        detach: weakref.WeakMethod[Callable[[], None]] | None = getattr(one, "_hdet_detach", None)
+        if detach is not None and (before := detach()) is not None:
+            before()

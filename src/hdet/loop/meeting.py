@@ -1,0 +1,181 @@
+"""A sync's collectives, in order: compare, probe, mean, probe again, one gather.
+
+What comes out is the same on every rank, so that all decide alike without another word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from hdet.loop.checks import Agreement
+from hdet.loop.converge import Converge, Measured
+from hdet.loop.fan_out import FanOut
+from hdet.loop.health import Health
+from hdet.loop.policy import Policy, Sample
+from hdet.loop.training_loss import TrainingLoss, mean_losses, sample_of
+from hdet.replicas import Replicas
+
+__all__ = ["Gathered", "Meeting"]
+
+#: A row begins with step, round and distance, then the five numbers of a training loss.
+_LOSS_AT, _MEASURED_AT = 3, 8
+_Row = Sequence[float | Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What is known after a sync; ``divergence`` alone is this rank's own.
+
+    ``losses`` and ``distances`` are of every replica, ``training`` of all together; ``rows`` has, for each
+    policy that judges, what it measured on every replica; ``odd`` is what should be told,
+    ``began_apart`` whether the round began with weights that differed."""
+
+    divergence: Measured
+    distances: tuple[float, ...]
+    losses: tuple[float, ...]
+    training: Sample
+    rows: list[list[list[float]]]
+    odd: tuple[str, ...]
+    began_apart: bool = False
+
+
+class Meeting:
+    """Where the replicas of a run meet.
+
+    Args:
+        caller: prefix for error messages.
+        replicas: who meets.
+        fan_out: whose values stand where.
+        agreement: what they must agree on.
+        converge: the mean of the weights.
+        own_gradients: whether replicas train by themselves.
+        diverges: whether there is anything to average.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        replicas: Replicas,
+        fan_out: FanOut,
+        agreement: Agreement,
+        converge: Converge,
+        *,
+        own_gradients: bool,
+        diverges: bool,
+    ) -> None:
+        self._caller = caller
+        self._replicas = replicas
+        self._fan_out = fan_out
+        self._agreement = agreement
+        self._converge = converge
+        self._health = Health(caller, replicas, converge)
+        self._own_gradients = own_gradients
+        self._diverges = diverges
+        #: How every rank is, if they have told it: on gradients of their own it is asked with the losses.
+        self._norms: list[list[float]] = []
+
+    def sync(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
+        """Meet. A collective: every rank calls it after the same step."""
+        odd = self._compare("sync", steps, round)
+        began_apart = self._agreement.check_start()
+        where = f"{self._caller}.step: step {steps}: the probe"
+        # The probe comes before the mean: a replica that diverged is judged at its own weights.
+        at_own = self._measure(where, [(policy, policy.at_own) for policy in judging])
+        own_losses = [policy.own_loss for policy in judging if policy.own_loss is not None]
+        divergence = Measured(0.0, (0.0,) * len(self._fan_out.learning_rates), 0.0)
+        with self._fan_out.at_base():
+            if self._diverges:
+                divergence, left_out = self._average(training, own_losses)
+                odd += left_out
+            at_mean = self._measure(where, [(policy, policy.at_mean) for policy in judging])
+        measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
+        row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
+        row += [value for own in measured for value in own]
+        rows = self._replicas.gather(row)
+        losses = [row[_LOSS_AT:_MEASURED_AT] for row in rows]
+        self._replicas.about_to("")
+        return Gathered(
+            divergence=divergence,
+            distances=tuple(row[2] for row in rows),
+            losses=mean_losses(losses),
+            training=sample_of(losses),
+            rows=_of_each([row[_MEASURED_AT:] for row in rows], [len(own) for own in measured]),
+            odd=odd,
+            began_apart=began_apart,
+        )
+
+    def converge(self, steps: int, round: int, training: TrainingLoss) -> tuple[str, ...]:
+        """Average within a round (Eq. 3); what is odd about it. A collective."""
+        with self._fan_out.at_base():
+            odd = self._compare("converge", steps, round)
+            odd += self._average(training)[1]
+            training.meet(self._replicas)
+        self._replicas.about_to("")
+        return odd
+
+    def _compare(self, purpose: Literal["sync", "converge"], steps: int, round: int) -> tuple[str, ...]:
+        self._norms = []
+        if self._replicas.world_size <= self._replicas.local_count:
+            return ()
+        self._replicas.about_to(f"the {purpose} after step {steps}")
+        believes = self._agreement.row(purpose, steps, round)
+        health: list[float | Tensor] = [] if self._own_gradients else self._health.row()
+        rows = self._replicas.gather_ranks([*believes, *health])
+        odd = self._agreement.judge([row[: len(believes)] for row in rows])
+        self._norms = [row[len(believes) :] for row in rows] if health else []
+        return odd
+
+    def _measure(self, where: str, parts: Sequence[tuple[Policy, Callable[[], _Row]]]) -> list[_Row]:
+        """What each policy measures; a probe that raises on one rank raises on all."""
+        if not any(policy.probes for policy, _ in parts):
+            return [measure() for _, measure in parts]
+        measured: list[_Row] = []
+
+        def measure_all() -> Sequence[float]:
+            measured.extend(measure() for _, measure in parts)
+            return ()
+
+        self._replicas.together(where, measure_all)
+        return measured
+
+    def _average(
+        self, training: TrainingLoss, own_losses: Sequence[float | Tensor] = ()
+    ) -> tuple[Measured, tuple[str, ...]]:
+        """The mean of the replicas that are well; who is not takes it, and has no part in it.
+
+        On gradients of their own that is seen by the held-out loss, or else the training loss so far, too.
+        """
+        self._agreement.check_start()  # before they are mixed
+        lost = self._lost(own_losses[0] if own_losses else training.total())
+        if len(lost) == self._replicas.size:
+            why = f"no replica can enter the mean, the weights are lost: of the first one {lost[min(lost)]}"
+            divergence, odd = self._converge()
+            return divergence, (*odd, why)
+        divergence, odd = self._converge([*lost])
+        return divergence, (*odd, *(f"replica {r} left out of the mean: {lost[r]}" for r in sorted(lost)))
+
+    def _lost(self, own: float | Tensor) -> dict[int, str]:
+        """Who must not enter the mean, and why; the same on all ranks."""
+        if not self._own_gradients:
+            if self._replicas.size == 1:
+                return {}
+            return self._health.lost(self._norms or self._replicas.gather_ranks(self._health.row()))
+        rows = self._replicas.gather_ranks([own, *self._health.row()])
+        losses = [row[0] for row in self._replicas.by_replica(rows)]
+        return self._health.lost([row[1:] for row in rows], losses)
+
+
+def _of_each(rows: Sequence[Sequence[float]], lengths: Sequence[int]) -> list[list[list[float]]]:
+    """Rows of several policies' numbers, one after the other, as rows of each policy.
+
+    >>> _of_each([[1, 2, 3], [4, 5, 6]], [1, 2])
+    [[[1], [4]], [[2, 3], [5, 6]]]
+    """
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    return [
+        [list(row[end - length : end]) for row in rows] for end, length in zip(ends, lengths, strict=True)
+    ]

@@ -1,0 +1,205 @@
+"""The published signal: a replica's mean training loss over the round, taken without waiting for the
+device."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat
+
+import torch
+from torch import Tensor
+
+from hdet.loop.policy import Sample
+from hdet.replicas import Replicas
+
+__all__ = ["TrainingLoss", "mean_losses", "sample_of"]
+
+_FLUSH = 32
+
+
+class TrainingLoss:
+    """Mean of the losses handed over since the last sync, without ever waiting for the device.
+
+    A loss on an accelerator is only kept (its storage, not its graph) and summed there in batches; one on
+    the CPU is read at once. Sums are float64 where the device has it.
+
+    Args:
+        replicas: how many this process holds; each loss is then a tensor of theirs, and so are the sums.
+    """
+
+    def __init__(self, replicas: int = 1) -> None:
+        self.count = 0
+        self._replicas = replicas
+        self.restored: tuple[float | Tensor, int] = (0.0, 0)
+        #: Sum and count of every rank, where all have told them since the last loss.
+        self._everyone: list[list[float]] = []
+        self._sum: float | Tensor = 0.0
+        self._device_sum: Tensor | None = None
+        #: Of the squares, for one replica; what was before a resume is not known.
+        self._squares = 0.0
+        self._device_squares: Tensor | None = None
+        self._pending: dict[int, Tensor] = {}
+        self._storage_is_reused = False
+        #: What was handed over last, without keeping a tensor, and its graph, alive.
+        self._last: Callable[[], object] = _nothing
+
+    def add(self, loss: Tensor | SupportsFloat) -> None:
+        """Take one loss: a tensor with one element, or anything that ``float()`` takes."""
+        if self._replicas > 1:
+            self._add_all(loss)
+        elif isinstance(loss, Tensor) and not loss.is_cpu:
+            self._keep(loss)
+        else:
+            try:
+                value = loss.item() if isinstance(loss, Tensor) else float(loss)
+            except RuntimeError:
+                raise _not_a_scalar(loss) from None  # type: ignore[arg-type]  # no number raises it
+            self._sum += value
+            self._squares += value * value
+        self.count += 1
+        self._everyone = []
+        self._last = weakref.ref(loss) if isinstance(loss, Tensor) else lambda: loss
+
+    def has_taken(self, loss: object) -> bool:
+        """Whether this very object was the last one that was taken. Where the optimizer has not stepped since
+        it is no other micro-batch: Accelerate steps a scheduler once for every process."""
+        return loss is not None and self._last() is loss
+
+    def _add_all(self, losses: object) -> None:
+        if not isinstance(losses, Tensor) or losses.shape != (self._replicas,):
+            got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
+            raise ValueError(
+                f"step(loss): loss must be the losses of the {self._replicas} replicas in this process, as "
+                f"StackedReplicas.losses gives them, got {got}"
+            )
+        if losses.is_cpu:
+            self._sum = self._sum + losses.detach().double()
+        else:
+            self._keep(losses)
+
+    def row(self) -> list[float | Tensor]:
+        """What this replica tells the others: sum and count, how much of both is from before a resume, and
+        the sum of squares."""
+        before, earlier = self.restored
+        return [self.total(), float(self.count), before, float(earlier), self._total_squares()]
+
+    def _total_squares(self) -> float:
+        if self._replicas > 1 or self.restored[1]:
+            return math.nan
+        return self._squares + (0.0 if self._device_squares is None else float(self._device_squares))
+
+    def total(self) -> float | Tensor:
+        """The sum since the last reset. Waits for the device."""
+        self._flush()
+        if self._device_sum is None:
+            return self._sum
+        on_device = self._device_sum.cpu().double()
+        return self._sum + (on_device if self._replicas > 1 else float(on_device))
+
+    def state(self) -> float | list[float]:
+        """The sum in plain numbers."""
+        total = self.total()
+        return [float(value) for value in total] if isinstance(total, Tensor) else total
+
+    def meet(self, replicas: Replicas) -> None:
+        """Learn what the others have seen: until the next loss, the state of one rank is that of all."""
+        if replicas.size > 1 and self._replicas == 1:
+            self._everyone = replicas.gather_ranks([self.total(), float(self.count)])
+
+    def state_dict(self, rank: int) -> dict[str, Any]:
+        """The sum of an unfinished round, and whose it is; where all have met, those of all ranks."""
+        everyone = [(total, int(count)) for total, count in self._everyone]
+        return {"rank": rank, "sum": self.state(), "count": self.count, "everyone": everyone}
+
+    def load_state_dict(self, saved: Mapping[str, Any], rank: int, ranks: int) -> None:
+        """Take up an interrupted round, if it was this rank's; else begin one."""
+        everyone = saved["everyone"]
+        if len(everyone) == ranks:
+            self.reset(everyone[rank])
+            return
+        replicas = len(saved["sum"]) if isinstance(saved["sum"], list) else 1
+        own = saved["rank"] == rank and replicas == self._replicas
+        self.reset((saved["sum"], saved["count"]) if own else (0.0, 0))
+
+    def reset(self, restored: tuple[float | list[float], int] = (0.0, 0)) -> None:
+        """Begin a round, or take up an interrupted one: sum and count of the losses before it."""
+        before, self.count = restored
+        self._everyone = []
+        self._sum = torch.tensor(before, dtype=torch.float64) if isinstance(before, list) else before
+        self.restored = (self._sum, self.count)
+        self._squares = 0.0
+        self._device_sum = self._device_squares = None
+        self._pending.clear()
+
+    def _keep(self, loss: Tensor) -> None:
+        if loss.numel() != self._replicas:
+            raise _not_a_scalar(loss)
+        address = loss.data_ptr()
+        # A loss that is still kept cannot have been freed. The same address again therefore means that
+        # one storage is written over at every step (the static output of a CUDA graph): what was kept
+        # there is lost, and from now on each loss is summed at once.
+        if address in self._pending:
+            self._storage_is_reused = True
+            self.count -= 1
+        single = self._replicas == 1 and loss.dim()
+        self._pending[address] = loss.detach().reshape(()) if single else loss.detach()
+        if self._storage_is_reused or len(self._pending) >= _FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        losses = torch.stack(list(self._pending.values()))
+        exact = torch.float32 if losses.device.type == "mps" else torch.float64
+        batch = losses.sum(0, dtype=exact)
+        self._device_sum = batch if self._device_sum is None else self._device_sum + batch
+        if self._replicas == 1:
+            squares = losses.to(exact).square().sum()
+            self._device_squares = squares if self._device_squares is None else self._device_squares + squares
+        self._pending.clear()
+
+
+def _nothing() -> None:
+    """There was none."""
+
+
+def mean_losses(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The mean loss of every replica from all their rows; NaN for one that saw no loss.
+
+    Losses from before a resume count only if every replica brought as many: where all ranks resume from
+    rank 0's state, rank 0 alone would be judged by older, higher losses.
+
+    >>> mean_losses([[4.0, 2.0, 0.0, 0.0], [6.0, 2.0, 0.0, 0.0]])
+    (2.0, 3.0)
+    >>> mean_losses([[94.0, 11.0, 90.0, 9.0], [6.0, 2.0, 0.0, 0.0]])
+    (2.0, 3.0)
+    """
+    alike = len({row[3] for row in rows}) == 1
+    sums = [
+        (total, count) if alike else (total - before, count - earlier)
+        for total, count, before, earlier, *_ in rows
+    ]
+    return tuple(total / count if count else math.nan for total, count in sums)
+
+
+def sample_of(rows: Sequence[Sequence[float]]) -> Sample:
+    """The losses of all replicas together, from all their rows.
+
+    >>> sample_of([[4.0, 2.0, 0.0, 0.0, 10.0], [6.0, 2.0, 0.0, 0.0, 18.0]])
+    Sample(mean=2.5, spread=1.0, count=4)
+    """
+    total, count, squares = (math.fsum(row[k] for row in rows) for k in (0, 1, 4))
+    if count < 2:
+        return Sample()
+    mean = total / count
+    variance = (squares - count * mean * mean) / (count - 1)
+    return Sample(mean, math.sqrt(variance) if variance > 0 else 0.0 * variance, int(count))
+
+
+def _not_a_scalar(loss: Tensor) -> ValueError:
+    return ValueError(
+        f"step(loss): loss must be a scalar, got a tensor of shape {tuple(loss.shape)}; reduce it first, "
+        "e.g. loss.mean()"
+    )

@@ -1,0 +1,102 @@
+"""Public names and arguments that were removed: using one raises, and the error names the replacement."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+__all__ = ["ARGUMENTS", "NAMES", "refuse_name", "refuse_removed"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NO_OUTER = "use the plain mean, Ensemble(gradients='none'): the outer step's defaults ended above it"
+_NO_WIRE = "leave it out, weights travel in float32; where a link is slow, raise sync_every"
+
+#: Names of the package ``hdet``: the version that removed them, and what to do instead.
+NAMES: dict[str, tuple[str, str]] = {
+    "FaultTolerantReplicas": (
+        "0.3.0",
+        "start torchrun with --max-restarts and go on from hdet.load(); a run goes on with another number of "
+        "processes (docs/replicas.md)",
+    ),
+    "Outer": ("0.3.0", _NO_OUTER),
+    "OuterLR": ("0.3.0", _NO_OUTER),
+    "OuterMomentum": ("0.3.0", _NO_OUTER),
+    "flat": ("0.3.0", "save a state with hdet.save, torch.save or torch.distributed.checkpoint"),
+}
+
+#: Keyword arguments by the function that took them: "AutoLR" for its constructor, "AutoLR.step" for a method.
+ARGUMENTS: dict[str, dict[str, tuple[str, str]]] = {
+    "Arms": {
+        "average_every": (
+            "0.3.0",
+            "leave it out to share gradients inside an arm, or train every rank by itself with "
+            "Ensemble(gradients='none', sync_every=...)",
+        )
+    },
+    "AutoLR": {
+        "controller": ("0.3.0", "use rule="),
+        "sync_every": ("0.3.0", "windows grow with the run; leave it out"),
+        "scope": ("0.3.0", "leave it out; each of several optimizers has its own factor"),
+        "spread": ("0.3.0", "leave it out; hdet.Ensemble compares replicas with different learning rates"),
+        "snapshot": ("0.3.0", "use offload=False for copies on the device, or leave it out"),
+        "keep": ("0.3.0", "use offload=False for copies on the device, or leave it out"),
+        "seed": ("0.3.0", "nothing is drawn; leave it out"),
+    },
+    "AutoTune": {
+        "controller": ("0.3.0", "use rule="),
+        "sync_every": ("0.3.0", "windows grow with the run; leave it out"),
+        "snapshot": ("0.3.0", "use offload=False for copies on the device, or leave it out"),
+        "keep": ("0.3.0", "use offload=False for copies on the device, or leave it out"),
+        "replicas": ("0.3.0", "give them as process_group="),
+    },
+    "BestMean": {
+        "keep": ("0.3.0", "use offload=False for a copy on the device, or leave it out"),
+        "windows": ("0.3.0", "windows grow with the run; leave it out"),
+    },
+    "Ensemble": {"outer": ("0.3.0", _NO_OUTER), "wire": ("0.3.0", _NO_WIRE)},
+    "Guard": {"snapshot": ("0.3.0", "use offload=False for a copy on the device, or leave it out")},
+    "OneCycleAutoLR": {
+        "wire": ("0.3.0", _NO_WIRE),
+        "controller": ("0.3.0", "use hdet.AutoLR(optimizer, probe=probe, schedule=OneCycleLR(...))"),
+        "probe": ("0.3.0", "use hdet.AutoLR(optimizer, probe=probe, schedule=OneCycleLR(...))"),
+    },
+    "Search.state_dict": {"compact": ("0.3.0", "leave it out; a state holds all that a run goes on from")},
+}
+
+
+def refuse_name(name: str) -> None:
+    """Raise for a removed name; for ``hdet.__getattr__``.
+
+    ``from hdet import name`` discards the message of an AttributeError, so there it is an ImportError.
+    """
+    if name not in NAMES:
+        return
+    version, instead = NAMES[name]
+    importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    raise (ImportError if importing else AttributeError)(f"hdet.{name} was removed in {version}: {instead}")
+
+
+def refuse_removed(function: F) -> F:
+    """Decorate a public function or ``__init__``: a removed keyword raises TypeError with what to do instead,
+    an unknown one with the name of the closest argument. The signature stays as it is."""
+    caller = function.__qualname__.removesuffix(".__init__")
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name in ARGUMENTS.get(caller, {}):
+                version, instead = ARGUMENTS[caller][name]
+                raise TypeError(f"{caller}: {name}= was removed in {version}: {instead}")
+            if name not in known:
+                closest = difflib.get_close_matches(name, known, 1)
+                hint = f". Did you mean {closest[0]!r}?" if closest else ""
+                raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+        return function(*args, **kwargs)
+
+    return cast(F, checked)

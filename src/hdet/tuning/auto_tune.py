@@ -1,0 +1,155 @@
+"""AutoTune: one run that is given no learning rate, no regularisation and no number of steps.
+
+A door to the engine with two policies in the same windows: a horizon finds the learning rate and the end, a
+regression moves everything else by what replicas that differ in it come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hdet.autolr.arguments import take_optimizers
+from hdet.autolr.policy import Horizon
+from hdet.autolr.rule import HorizonController
+from hdet.autolr.search import Search
+from hdet.history import History
+from hdet.hyperparameters import Explorable, LearningRate
+from hdet.loop.announce import Event
+from hdet.loop.fan_out import Gradients
+from hdet.loop.policy import Policy
+from hdet.probes import Probe
+from hdet.removed import refuse_removed
+from hdet.replicas import ProcessGroup, Replicas, replicas_of
+from hdet.tuning.in_windows import Beside, InTurn
+from hdet.tuning.regression import RegressionController
+
+__all__ = ["AutoTune"]
+
+
+class AutoTune(Search):
+    """Finds the learning rate, and whatever ``explore`` names, while it trains.
+
+    Call :meth:`step` once after every ``optimizer.step()``; stop where :attr:`finished`; :meth:`finish_`
+    hands over the best weights that were seen. Replicas are processes, each with data of its own. They train
+    apart for a window, each at values of its own, become one model, and their held-out losses, each at its
+    own mean over the window and relative to that of all, move the values. The learning rate is the same for
+    all; it, the way back and the end follow the averaged path, as in :class:`hdet.AutoLR`, whose arguments
+    the others are.
+
+    One process alone finds the learning rate, and tries all else in turn, one window after the other.
+
+    Args:
+        optimizer: any torch optimizer, or several that step together. Its learning rate is not read; other
+            values are where the search begins.
+        explore: what is moved beside the learning rate: ``hdet.WeightDecay()``, ``hdet.Dropout(model)``, …
+        probe: measures the loss on batches that are not trained on.
+        total_steps: S, a budget: it may end earlier. None goes on until nothing improves any more.
+        gradients: who shares them: ``"none"`` lets every process train by itself between two syncs, which
+            dropout, label smoothing and the like need; ``"all"`` where DDP averages gradients over all
+            processes; an ``hdet.Arms`` for something between. By default ``"all"`` for a model in DDP,
+            ``"none"`` for any other.
+        process_group: the replicas; the default group if None. May be :class:`hdet.replicas.Replicas` of
+            one's own.
+        seed: of how values are dealt to replicas.
+        rule: for experts: the constants of the rule that moves the learning rate.
+        regression: for experts: those of the rule that moves all else.
+
+    What the forward pass reads (dropout, label smoothing, temperature) holds this replica's own value while
+    training goes on. :meth:`at_base` shows the base values, for an evaluation or a checkpoint.
+
+    Example::
+
+        tune = hdet.AutoTune(optimizer, [hdet.WeightDecay(), hdet.Dropout(model)],
+                             probe=hdet.Probe(loss_fn, held_out, model=model))
+        for batch in endless(loader):
+            loss_fn(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tune.step()
+            if tune.finished:
+                break
+        print(tune.finish_(), tune.values)
+    """
+
+    @refuse_removed
+    def __init__(
+        self,
+        optimizer: Optimizer | Sequence[Optimizer],
+        explore: Sequence[Explorable],
+        *,
+        probe: Probe,
+        total_steps: int | None = None,
+        schedule: Literal["wsd", "cosine", "onecycle"] | LRScheduler = "wsd",
+        patience: int | None = 3,
+        gradients: Gradients | None = None,
+        offload: bool = True,
+        process_group: ProcessGroup | Replicas | None = None,
+        seed: int = 0,
+        history: History | None = None,
+        on_event: Callable[[Event], object] | None = None,
+        rule: HorizonController | None = None,
+        regression: RegressionController | None = None,
+    ) -> None:
+        every = take_optimizers("AutoTune", optimizer)
+        _check(explore, regression)
+        model = getattr(probe, "model", None)
+        replicas = replicas_of("AutoTune", every, model=model, process_group=process_group)
+        alone = replicas.size == 1
+
+        def beside(horizon: Horizon) -> list[Policy]:
+            kind = InTurn if alone else Beside
+            return [kind(list(explore), horizon, regression or RegressionController())]
+
+        super().__init__(
+            every,
+            replicas,
+            probe=probe,
+            total_steps=total_steps,
+            schedule=schedule,
+            rule=rule,
+            patience=patience,
+            offload=offload,
+            history=history,
+            on_event=on_event,
+            gradients=gradients or _gradients_of(model, replicas),
+            beside=beside,
+            design="in turn" if alone else None,
+            seed=seed,
+        )
+
+
+def _check(explore: object, regression: object) -> None:
+    """Raise TypeError for what nobody could explore."""
+    if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
+        kind = type(explore).__name__
+        raise TypeError(
+            f"AutoTune: explore must be a list of hyperparameters, got {kind}; write [{kind}(...)]"
+        )
+    items = list(explore)
+    if not items:
+        raise ValueError(
+            "AutoTune: explore must name a hyperparameter, such as hdet.WeightDecay(), got none; "
+            "hdet.AutoLR finds the learning rate alone"
+        )
+    if any(isinstance(item, LearningRate) for item in items):
+        raise ValueError(
+            "AutoTune: explore must not name the learning rate, which is found by other means, got "
+            "LearningRate; leave it out"
+        )
+    if regression is not None and not isinstance(regression, RegressionController):
+        raise TypeError(
+            "AutoTune: regression must be a hdet.RegressionController, got "
+            f"{type(regression).__name__}; rule= is the learning rate's"
+        )
+
+
+def _gradients_of(model: nn.Module | None, replicas: Replicas) -> Gradients:
+    if replicas.gradients is not None:
+        return replicas.gradients
+    shared = isinstance(model, nn.parallel.DistributedDataParallel)
+    return "all" if replicas.size == 1 or shared else "none"

@@ -1,0 +1,194 @@
+"""Regression beside a horizon: in its windows, on its path, by its batches.
+
+Where there are several replicas they are compared with one another (:class:`Beside`). One alone tries values
+one window after the other (:class:`InTurn`), which tells less, and later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hdet.autolr.policy import Horizon
+from hdet.hyperparameters import Axis, Explorable
+from hdet.loop.comparison import mean_loss
+from hdet.loop.policy import Context, Decided, Seen
+from hdet.tuning.compare import Regression
+from hdet.tuning.regression import RegressionController
+
+__all__ = ["Beside", "InTurn", "windows_in_turn"]
+
+
+class Beside(Regression):
+    """Replicas explore while a horizon searches, and each is judged at its own mean over the window.
+
+    Args:
+        explore: what is moved.
+        horizon: whose windows they are. It comes first among the policies: its decision may undo a window.
+        controller: the rule.
+    """
+
+    probes = True
+    #: Whether there was a window in which the learning rate had nothing left to gain.
+    _stood = False
+
+    def __init__(
+        self, explore: Sequence[Explorable], horizon: Horizon, controller: RegressionController
+    ) -> None:
+        super().__init__(explore, horizon.windows, controller)
+        self._horizon = horizon
+        self.needs_loss = False
+
+    def facts(self) -> dict[str, str]:
+        return {"regression controller": repr(self._controller)}
+
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
+        super().bind(axes, context)
+        if not self._horizon.axes:
+            raise ValueError(
+                f"{context.caller}: the horizon must come first among the policies, got it later"
+            )
+        self._held_out = _AtWindowMean(self._horizon)
+        self._first_spreads = [axis.spread for axis in axes]
+
+    def start(self, step: int) -> None:
+        self.window_end = self._horizon.window_end if self._horizon.learns else None
+
+    def judges(self, step: int) -> bool:
+        return self._horizon.learns and self._horizon.judges(step)
+
+    def end_at(self, step: int) -> None:
+        self.start(step)
+
+    def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
+        """While a model learns, whatever slows it down looks bad, also what would let it come further. Once
+        it has been seen where it stops improving, only windows that do not improve decide."""
+        stands = not self._horizon.improves
+        if stands and not self._stood:
+            # What was seen until now was of how fast it learns: evidence and spreads begin anew.
+            self._stood = True
+            self._state = self._controller.start(self._first_spreads, [axis.widest for axis in self.axes])
+        if self._stood and not stands:
+            return self.observe(levels)
+        return super().move(levels, losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "stood": self._stood}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._stood = state["stood"]
+
+
+def windows_in_turn(hyperparameters: int) -> int:
+    """How many windows a decision takes: their differences tell the hyperparameters, a trend and noise apart.
+
+    >>> windows_in_turn(1), windows_in_turn(3), windows_in_turn(6)
+    (4, 8, 12)
+    """
+    return 4 * -(-(hyperparameters + 3) // 4)
+
+
+class InTurn(Beside):
+    """One replica tries values one window after the other; what a window gained speaks for those it had.
+
+    A block of windows has each value high as often as low, in an order that tells all of them apart. Two
+    neighbours are compared, relative to what both gained, so that it does not matter how much a window gains
+    in this part of the run; that they gain more and more, or less and less, is the same for all.
+    """
+
+    kind = "in turn"
+
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
+        super().bind(axes, context)
+        self._length = windows_in_turn(len(axes))
+        self._forget()
+        #: How much worse than its neighbour a window was, and by how much its values differed.
+        self._block: list[tuple[float, list[float]]] = []
+
+    def _forget(self) -> None:
+        """The averaged model's loss after the last window; what that one gained, and at which offsets."""
+        self._before: float | None = None
+        self._last: tuple[float, list[float]] | None = None
+
+    def doubts(self) -> list[str]:
+        names = ", ".join(axis.name for axis in self.axes)
+        return [
+            f"one replica alone tries {names} in turn, and decides every {self._length} windows; with "
+            f"{len(self.axes) + 1} replicas or more (processes, or hdet.StackedReplicas) they are compared "
+            "in every window"
+        ]
+
+    def _apply(self, seen: Seen) -> Decided:
+        self.start(seen.step)
+        ((own, mean),) = seen.rows
+        if self._before is not None:
+            offsets = [axis.offsets(row)[0] for axis, row in zip(self.axes, seen.levels, strict=True)]
+            self._compare(self._before - own, offsets)
+        self._before = mean
+        decided = self.observe(seen.levels)
+        if len(self._block) >= self._length and seen.step != seen.total_steps:
+            decided = self._move_block(seen)
+        return replace(decided, held_out=(own,), held_out_mean=mean)
+
+    def missed(self, step: int) -> None:
+        """The weights are others than those that the last window left."""
+        super().missed(step)
+        self._forget()
+
+    def _compare(self, gained: float, offsets: list[float]) -> None:
+        if self._last is not None:
+            before, others = self._last
+            both = abs(gained) + abs(before)
+            worse = (before - gained) / both if both > 0 else 0.0
+            self._block.append((worse, [x - o for x, o in zip(offsets, others, strict=True)]))
+        self._last = gained, offsets
+
+    def _move_block(self, seen: Seen) -> Decided:
+        worse = tuple(found for found, _ in self._block)
+        columns = [tuple(values) for values in zip(*(apart for _, apart in self._block), strict=True)]
+        self._block, self._last = [], None  # offsets are from another base from now on
+        # A slope of shares is no loss: nothing is explained by it.
+        return replace(self.apply(seen.levels, worse, columns), explained=0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        block = [[worse, list(apart)] for worse, apart in self._block]
+        last = None if self._last is None else [self._last[0], list(self._last[1])]
+        return {**super().state_dict(), "before": self._before, "last": last, "block": block}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._before, last = state["before"], state["last"]
+        self._last = None if last is None else (last[0], list(last[1]))
+        self._block = [(worse, list(apart)) for worse, apart in state["block"]]
+
+
+class _AtWindowMean:
+    """The loss at the mean of the window: one replica's own, then that of all; on the batches that choose.
+
+    Args:
+        horizon: whose mean it is, and who has measured that of all replicas by the time it is asked for.
+    """
+
+    def __init__(self, horizon: Horizon) -> None:
+        self._horizon = horizon
+        self.own_loss: float | Tensor | None = None
+
+    def at_own(self) -> list[float | Tensor]:
+        """A mean is finite only if every iterate was: who was lost is seen here."""
+        self.own_loss = None
+        self.own_loss = _mean_of_each(self._horizon.losses_at_own_mean())
+        return [self.own_loss]
+
+    def at_mean(self) -> list[float | Tensor]:
+        return [_mean_of_each(self._horizon.mean_losses)]
+
+
+def _mean_of_each(losses: Sequence[float | Tensor]) -> float | Tensor:
+    """Over batches; where there are several replicas here, for each of them."""
+    rows = [loss for loss in losses if isinstance(loss, Tensor)]
+    return torch.stack(rows).mean(0) if rows else mean_loss([float(loss) for loss in losses])
