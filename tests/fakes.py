@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.hyperparameters import Axis
-from hdet.policies.base import Context, Policy
+from hdet.loop.policy import Context, Policy
 from hdet.replicas import SoloReplica
 
 

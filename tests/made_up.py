@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hdet.bench.reproduce.plan import CONFIGURATIONS
+from benchmarks.reproduce.plan import CONFIGURATIONS
 
 CPU = {"cpu": "Cpu", "cores": 2, "device": "cpu"}
 SEEDS = 4

@@ -78,7 +78,7 @@ def _value(name: str, values: list[float], before: float, after: float, *slope: 
     return {"name": name, "values": values, "base_before": before, "base_after": after, **known, **found}
 
 
-def relapse(i: int) -> dict[str, Any]:
+def rollback(i: int) -> dict[str, Any]:
     seen = {**sync(i)["horizon"][0], "action": "back", "why": "the loss rose along the window"}
     seen |= {"loss_mean": 2.9, "loss_end": 3.1}
     text = "the probe's loss rose from 1.1 to 2.9: back to the weights of step 90, learning rate times 0.33"
@@ -86,8 +86,8 @@ def relapse(i: int) -> dict[str, Any]:
 
 
 def whole() -> list[dict[str, Any]]:
-    """A run with a relapse, a warning, an early end and what was handed over."""
-    lines = [opening(), *(relapse(i) if i == 9 else sync(i) for i in range(80))]
+    """A run with a rollback, a warning, an early end and the weights that were kept."""
+    lines = [opening(), *(rollback(i) if i == 9 else sync(i) for i in range(80))]
     lines.insert(
         30,
         {
@@ -127,12 +127,6 @@ def hostile() -> list[dict[str, Any]]:
         record["horizon"][0] |= {"why": HOSTILE[2], "action": "hold", "name": HOSTILE[0]}
         lines.append(record)
     return lines
-
-
-def before_there_were_notes() -> list[dict[str, Any]]:
-    """As version 0.1 wrote them: syncs alone, which tell no time but their own."""
-    own = ("seconds", "sync_seconds", "memory_bytes", "plain")
-    return [{key: value for key, value in sync(i).items() if key not in own} for i in range(20)]
 
 
 def save(path: Path, lines: list[dict[str, Any]], *, torn: bool = False) -> Path:

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from hdet.report import Report
-from hdet.report.alerts import Alerts
-from hdet.report.page import sources, write
-from hdet.report.verdict import facts_of, sentence
+from hdet.report.page import open_histories, pieces
 from tests.browser import histories
 from tests.browser.chromium import FOUND, Browser, Tab, browser
 
@@ -40,7 +38,8 @@ def chromium() -> Iterator[Browser]:
 
 def page_of(folder: Path, *paths: Path) -> Path:
     made = folder / "report.html"
-    write([source.read() for source in sources(paths)], made)
+    runs = [{**file.read().about(), "lines": file.lines()} for file in open_histories(paths)]
+    made.write_text("".join(pieces({"live": False, "runs": runs})), encoding="utf-8")
     return made
 
 
@@ -65,15 +64,15 @@ HISTORIES = {
         ALL_CHARTS - {"weight decay"} | {histories.HOSTILE[1]},
     ),
     "torn in mid-line": (histories.whole, True, ALL_CHARTS),
-    "of before there were notes": (histories.before_there_were_notes, False, ALL_CHARTS - {"Memory"}),
 }
 
 
 @pytest.mark.parametrize("kind", HISTORIES)
-def test_every_chart_is_drawn_without_a_complaint(chromium: Browser, tmp_path: Path, kind: str) -> None:
+def test_every_chart_is_drawn_and_says_what_python_says(chromium: Browser, tmp_path: Path, kind: str) -> None:
+    """Verdicts and alerts are computed in both: for a file that is dropped there is no Python."""
     made, torn, charts = HISTORIES[kind]
-    page = page_of(tmp_path, histories.save(tmp_path / "a.jsonl", made(), torn=torn))
-    tab = opened(chromium, page)
+    path = histories.save(tmp_path / "a.jsonl", made(), torn=torn)
+    tab = opened(chromium, page_of(tmp_path, path))
     assert set(tab.run(DRAWN)) == charts
     assert tab.errors == []
     assert tab.run("window.hacked") is None
@@ -83,20 +82,9 @@ def test_every_chart_is_drawn_without_a_complaint(chromium: Browser, tmp_path: P
     if kind.startswith("strings"):
         said = text_of(tab)
         assert all(" ".join(text.split()) in " ".join(said.split()) for text in histories.HOSTILE)
-    tab.close()
-
-
-@pytest.mark.parametrize("kind", HISTORIES)
-def test_page_and_python_say_the_same(chromium: Browser, tmp_path: Path, kind: str) -> None:
-    """Verdicts and alerts are computed in both: for a file that is dropped there is no Python."""
-    made, torn, _ = HISTORIES[kind]
-    path = histories.save(tmp_path / "a.jsonl", made(), torn=torn)
-    (source,) = (source.read() for source in sources([path]))
-    tab = opened(chromium, page_of(tmp_path, path))
-    alerts = Alerts()
-    expected = [alert.as_dict() for record in source.records() for alert in alerts.see(record)]
-    assert tab.run("sentence(state.runs[0].facts)") == sentence(facts_of(source.records()))
-    assert tab.run("alertsOf(state.runs[0])") == expected
+    (told,) = Report(path).summaries()
+    assert tab.run("sentence(state.runs[0].facts)") == told["verdict"]
+    assert tab.run("alertsOf(state.runs[0])") == told["alerts"]
     # The same file, dropped.
     tab.run(f"takeTexts([{{name: 'b.jsonl', text: {json.dumps(path.read_text())}}}])")
     assert tab.run("sentence(state.runs[1].facts)") == tab.run("sentence(state.runs[0].facts)")
@@ -125,7 +113,7 @@ def test_a_history_dropped_onto_an_empty_page_is_drawn(chromium: Browser, tmp_pa
 
 def test_a_hundred_thousand_records_are_thinned_and_usable_at_once(chromium: Browser, tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
-    marked = {777: json.dumps(histories.relapse(777)), 55_555: json.dumps(histories.relapse(55_555))}
+    marked = {777: json.dumps(histories.rollback(777)), 55_555: json.dumps(histories.rollback(55_555))}
     kinds = [json.dumps(histories.sync(i)) for i in range(200)]  # after which they go on alike
     with path.open("w") as file:
         file.write(json.dumps(histories.opening(total_steps=1_000_000)) + "\n")
@@ -143,7 +131,7 @@ def test_a_hundred_thousand_records_are_thinned_and_usable_at_once(chromium: Bro
     busy = _busy_seconds(tab)
     assert busy < 3, f"{busy:.1f} s of processor time, {usable:.1f} s of the wall's clock"
     assert set(tab.run(DRAWN)) == ALL_CHARTS
-    assert tab.run("state.runs[0].facts.relapses") == 2, "what tells of something is not thinned out"
+    assert tab.run("state.runs[0].facts.rollbacks") == 2, "what tells of something is not thinned out"
     assert tab.run("state.runs[0].facts.steps") == 1_000_000
     assert "100,001 records" in text_of(tab)
     assert tab.errors == []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hdet.bench.machine import about, rounded
+from benchmarks.machine import about, rounded
 from tests.chaos.kills import kills
 from tests.chaos.poisons import poisons
 from tests.chaos.soak import soak

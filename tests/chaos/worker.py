@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hdet
-from hdet.replicas.own_group import how_long
+from hdet.replicas.processes import patience
 
 STEPS, SAVE_EVERY = 160, 5
 DOORS = ("Ensemble", "AutoLR")
@@ -32,7 +32,7 @@ def main(folder: Path, door: str, hits: list[str]) -> None:
     meeting = f"file://{folder}/meeting-{life}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
     # DDP waits as long as its group does: half an hour, if nobody says otherwise.
-    group = dist.new_group(timeout=timedelta(seconds=2 * how_long().total_seconds()))
+    group = dist.new_group(timeout=timedelta(seconds=2 * patience().total_seconds()))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)

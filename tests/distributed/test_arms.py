@@ -322,6 +322,24 @@ def test_arms_must_divide_the_ranks(ranks: LocalProcesses) -> None:
         assert answers[1][0] == ""
 
 
+def by_machine(rank: int) -> tuple[int, list[int], Answer]:
+    without = answer_to(hdet.Arms)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_WORLD_SIZE", "2")
+        arms = hdet.Arms()
+    return arms.count, arms.members, without
+
+
+def test_an_arm_is_a_machine_unless_told_otherwise(ranks: LocalProcesses) -> None:
+    results = ranks.run(by_machine)
+    assert [(count, members) for count, members, _ in results] == [
+        (2, members) for members in ([0, 1], [0, 1], [2, 3], [2, 3])
+    ]
+    for _, _, (kind, said, _) in results:
+        assert kind == "ValueError"
+        assert "LOCAL_WORLD_SIZE='' does not divide the 4 ranks" in said
+
+
 def test_alone_there_is_one_arm() -> None:
     model = nn.Linear(2, 2)
     arms = hdet.Arms(1)

@@ -12,12 +12,18 @@ import torch
 from torch import Tensor, nn
 
 import hdet
-from hdet.controllers import HorizonController, RegressionController
-from hdet.engine.cycle import Cycle
-from hdet.policies import Beside, Horizon, Policy, Regression
+from hdet.autolr.drawn import DrawnShape
+from hdet.autolr.policy import Horizon
+from hdet.autolr.rule import HorizonController
+from hdet.autolr.shapes import WarmStableDecay
+from hdet.loop.cycle import Cycle
+from hdet.loop.policy import Policy
+from hdet.loop.windows import Windows
 from hdet.replicas import replicas_of
 from hdet.replicas.launch import LocalProcesses
-from hdet.schedules import DrawnShape, WarmStableDecay, Windows
+from hdet.tuning.compare import Regression
+from hdet.tuning.in_windows import Beside
+from hdet.tuning.regression import RegressionController
 from tests.distributed import classifier
 
 STEPS, RANKS = 240, 4
@@ -204,9 +210,7 @@ def claimed(rank: int, rate_from: int, dial_from: int) -> list[tuple[float, floa
 
     probe = hdet.Probe(held_out, list(range(8)), model=world)
     windows = Windows(10, 0.2, 150)
-    horizon = Horizon(
-        [hdet.LearningRate(spread=0.0)], probe, HorizonController(memory=0.0), windows, averaged=True
-    )
+    horizon = Horizon([hdet.LearningRate(spread=0.0)], probe, HorizonController(memory=0.0), windows)
     write = lambda value: setattr(world, "dial", value)  # noqa: E731
     dial = hdet.Hyperparameter("dial", lambda: world.dial, write, scale="linear", spread=0.1, bounds=(0, 1e3))
     cycle = Cycle(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -24,61 +23,64 @@ def message_of(call: Any) -> tuple[str, str, float]:
     return "", "no error", 0.0
 
 
-def construct(rank: int, per_rank: list[dict[str, Any]]) -> tuple[str, str, float]:
+Answers = list[tuple[str, str, float]]
+
+
+def construct(rank: int, cases: list[list[dict[str, Any]]]) -> Answers:
     _, optimizer = tasks.build("sgd")
-    options = {"max_lr": 0.1, "total_steps": 10, "ensemble_lr_spread_ratio": 0.1} | per_rank[rank]
-    return message_of(lambda: hdet.OneCycleAutoLR(optimizer, **options))
+    usual = {"max_lr": 0.1, "total_steps": 10, "ensemble_lr_spread_ratio": 0.1}
+    return [
+        message_of(lambda own=usual | per_rank[rank]: hdet.OneCycleAutoLR(optimizer, **own))
+        for per_rank in cases
+    ]
 
 
-@pytest.mark.parametrize(
-    ("per_rank", "kind", "words"),
-    [
-        ([{"rank": 0, "world_size": 2}] * 2, "RuntimeError", ["rank", "the group's", "0 of 2"]),
-        ([{"world_size": 3}] * 2, "ValueError", ["world_size=2", "world_size=3", "Leave them out"]),
-        (
-            [{"model_sync_interval": 5}, {"model_sync_interval": 6}],
-            "RuntimeError",
-            ["model_sync_interval", "rank 0 has 5", "rank 1 has 6"],
-        ),
-        ([{}, {"ensemble_lr_spread_ratio": -1.0}], "RuntimeError", ["ensemble_lr_spread_ratio", "-1.0"]),
-        ([{"seed": 1}, {"seed": 2}], "RuntimeError", ["seed"]),
-        ([{"max_lr": 0.1}, {"max_lr": 0.2}], "RuntimeError", ["max_lr"]),
-        ([{"total_steps": 10}, {"total_steps": 11}], "RuntimeError", ["total_steps"]),
-    ],
-)
-def test_ranks_that_disagree(
-    ranks: LocalProcesses, per_rank: list[dict[str, Any]], kind: str, words: list[str]
-) -> None:
-    for got, message, seconds in ranks.run(construct, per_rank, size=2):
-        assert got == kind, message
-        assert message.startswith("OneCycleAutoLR")
-        assert all(word in message for word in words), message
-        assert seconds < 20
+DISAGREE: list[tuple[list[dict[str, Any]], str, list[str]]] = [
+    ([{"rank": 0, "world_size": 2}] * 2, "RuntimeError", ["rank", "the group's", "0 of 2"]),
+    ([{"world_size": 3}] * 2, "ValueError", ["world_size=2", "world_size=3", "Leave them out"]),
+    (
+        [{"model_sync_interval": 5}, {"model_sync_interval": 6}],
+        "RuntimeError",
+        ["model_sync_interval", "rank 0 has 5", "rank 1 has 6"],
+    ),
+    ([{}, {"ensemble_lr_spread_ratio": -1.0}], "RuntimeError", ["ensemble_lr_spread_ratio", "-1.0"]),
+    ([{"seed": 1}, {"seed": 2}], "RuntimeError", ["seed"]),
+    ([{"max_lr": 0.1}, {"max_lr": 0.2}], "RuntimeError", ["max_lr"]),
+    ([{"total_steps": 10}, {"total_steps": 11}], "RuntimeError", ["total_steps"]),
+]
 
 
-def different_models(rank: int, how: str) -> tuple[str, str, float]:
-    width = 4 + (rank if how == "shape" else 0)
-    model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
-    if how == "frozen" and rank == 1:
-        model[0].bias.requires_grad_(False)
-    if how == "tensors" and rank == 1:
-        model.append(nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return message_of(
-        lambda: hdet.OneCycleAutoLR(
-            optimizer, max_lr=0.1, total_steps=10, ensemble_lr_spread_ratio=0.1, model=model
-        )
-    )
+def test_ranks_that_disagree(ranks: LocalProcesses) -> None:
+    for answers in ranks.run(construct, [per_rank for per_rank, *_ in DISAGREE], size=2):
+        for (got, message, seconds), (_, kind, words) in zip(answers, DISAGREE, strict=True):
+            assert got == kind, message
+            assert message.startswith("OneCycleAutoLR")
+            assert all(word in message for word in words), message
+            assert seconds < 20
 
 
-@pytest.mark.parametrize(
-    ("how", "word"), [("shape", "(5, 4)"), ("frozen", "trained"), ("tensors", "parameter 4 of group 0")]
-)
-def test_different_models(ranks: LocalProcesses, how: str, word: str) -> None:
-    for kind, message, _ in ranks.run(different_models, how, size=2):
-        assert kind == "RuntimeError"
-        assert "disagree" in message
-        assert word in message, message
+def different_models(rank: int) -> Answers:
+    def made(how: str) -> None:
+        width = 4 + (rank if how == "shape" else 0)
+        model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
+        if how == "frozen" and rank == 1:
+            model[0].bias.requires_grad_(False)
+        if how == "tensors" and rank == 1:
+            model.append(nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        hdet.OneCycleAutoLR(optimizer, max_lr=0.1, total_steps=10, ensemble_lr_spread_ratio=0.1, model=model)
+
+    return [message_of(lambda how=how: made(how)) for how in ("shape", "frozen", "tensors")]
+
+
+def test_different_models(ranks: LocalProcesses) -> None:
+    for answers in ranks.run(different_models, size=2):
+        for (kind, message, _), word in zip(
+            answers, ("(5, 4)", "trained", "parameter 4 of group 0"), strict=True
+        ):
+            assert kind == "RuntimeError"
+            assert "disagree" in message
+            assert word in message, message
 
 
 def different_groups(rank: int) -> tuple[str, str, float]:
@@ -115,7 +117,14 @@ def test_an_unwritable_history_raises_on_all_ranks(ranks: LocalProcesses, tmp_pa
         assert "history must be the same on all" in message
 
 
-def sharded(rank: int, how: str) -> tuple[str, str, float]:
+LAYOUTS = ("zero", "fsdp2", "fsdp1", "fsdp1 without model", "fsdp1, original parameters")
+
+
+def sharded(rank: int) -> Answers:
+    return [message_of(lambda how=how: shard(how)) for how in LAYOUTS]
+
+
+def shard(how: str) -> None:
     model = nn.Linear(8, 8)
     if how == "zero":
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -134,21 +143,15 @@ def sharded(rank: int, how: str) -> tuple[str, str, float]:
         model = FullyShardedDataParallel(model, use_orig_params=keep, device_id=torch.device("cpu"))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     known = None if how == "fsdp1 without model" else model
-    return message_of(
-        lambda: hdet.OneCycleAutoLR(
-            optimizer, max_lr=0.1, total_steps=10, ensemble_lr_spread_ratio=0.1, model=known
-        )
-    )
+    hdet.OneCycleAutoLR(optimizer, max_lr=0.1, total_steps=10, ensemble_lr_spread_ratio=0.1, model=known)
 
 
-@pytest.mark.parametrize(
-    "how", ["zero", "fsdp2", "fsdp1", "fsdp1 without model", "fsdp1, original parameters"]
-)
-def test_what_cannot_diverge_is_refused(ranks: LocalProcesses, how: str) -> None:
-    for kind, message, _ in ranks.run(sharded, how, size=2):
-        assert kind == "TypeError", message
-        assert "DistributedDataParallel" in message
-        assert "replicas" in message
+def test_what_cannot_diverge_is_refused(ranks: LocalProcesses) -> None:
+    for answers in ranks.run(sharded, size=2):
+        for (kind, message, _), how in zip(answers, LAYOUTS, strict=True):
+            assert kind == "TypeError", (how, message)
+            assert "DistributedDataParallel" in message
+            assert "replicas" in message
 
 
 def outsider(rank: int) -> tuple[str, str, float]:
@@ -166,27 +169,3 @@ def test_a_rank_outside_the_group(ranks: LocalProcesses) -> None:
     assert inside[1] == also_inside[1] == "no error"
     assert outside[0] == "ValueError"
     assert "not in the group" in outside[1]
-
-
-def out_of_step(rank: int) -> tuple[str, str, float]:
-    """Without DDP nothing holds the ranks together: rank 1 begins one step ahead."""
-    torch.manual_seed(0)
-    model = tasks.Regression()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = hdet.OneCycleAutoLR(
-        optimizer, max_lr=0.1, total_steps=12, ensemble_lr_spread_ratio=0.1, model_sync_interval=5
-    )
-    if rank == 1:
-        scheduler._cycle.resume_at(5)
-
-    def train() -> None:
-        for step in range(5):
-            scheduler.step(tasks.train_step(model, optimizer, rank, step))
-
-    return message_of(train)
-
-
-def test_ranks_out_of_step(ranks: LocalProcesses) -> None:
-    for kind, message, _ in ranks.run(out_of_step, size=2):
-        assert kind == "RuntimeError"
-        assert "different steps [5, 10]" in message

@@ -47,10 +47,10 @@ def authors_loop(rank: int) -> dict[str, Any]:
 
 
 def test_the_authors_loop_runs_unchanged(ranks: LocalProcesses) -> None:
-    results = ranks.run(authors_loop, size=4)
+    results = ranks.run(authors_loop, size=2)
     for rank, result in enumerate(results):
         assert torch.equal(result["weights"], results[0]["weights"])
-        rho = 1 + (rank - 1.5) / 1.5 / 9
+        rho = 1 + (2 * rank - 1) / 9
         for base, own in result["lrs"][:10]:
             assert own == pytest.approx(base * rho, rel=1e-12), "fan-out from the first step"
         assert [b for b, _ in result["lrs"]] == [b for b, _ in results[0]["lrs"]]
@@ -91,7 +91,7 @@ def scaled(rank: int, skip: list[int], accumulate: int) -> dict[str, Any]:
     return {"records": [r for r in records if r], "lrs": lrs, "weights": tasks.flat(model)}
 
 
-@pytest.mark.parametrize(("skip", "accumulate"), [([], 1), ([0, 3, 4], 1), ([], 3), ([2], 2)])
+@pytest.mark.parametrize(("skip", "accumulate"), [([0, 3, 4], 1), ([2], 2)])
 def test_only_true_optimizer_steps_count(ranks: LocalProcesses, skip: list[int], accumulate: int) -> None:
     a, b = ranks.run(scaled, skip, accumulate, size=2)
     assert torch.equal(a["weights"], b["weights"])
@@ -204,8 +204,7 @@ def resume(rank: int, at: int, decay: str) -> tuple[list[list[float]], list[list
     return whole[at:], train(second, at, 40)
 
 
-@pytest.mark.parametrize("decay", ["schedule", "geometric"])
-@pytest.mark.parametrize("at", [15, 17])
+@pytest.mark.parametrize(("at", "decay"), [(15, "geometric"), (17, "schedule")])
 def test_a_resumed_run_equals_the_unbroken_one(ranks: LocalProcesses, at: int, decay: str) -> None:
     # Every rank resumes from its own state here, so the middle of an interval resumes exactly too.
     for unbroken, resumed in ranks.run(resume, at, decay, size=2):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.engine.design import multipliers
+from hdet.loop.levels import multipliers
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed import tasks
 
@@ -37,8 +37,7 @@ def plain_and_alpha_zero(rank: int, kind: str) -> tuple[bool, int]:
     return torch.equal(*weights), int(weights[0].numel())
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("kind", "size"), [("sgd", 2), ("adamw", 3)])
 def test_alpha_zero_is_plain_ddp_bit_for_bit(ranks: LocalProcesses, kind: str, size: int) -> None:
     assert ranks.run(plain_and_alpha_zero, kind, size=size) == [(True, 57)] * size
 
@@ -81,8 +80,7 @@ def displacements(rank: int, kind: str, steps: int) -> dict[str, Any]:
     return {"path": path, "mean": tasks.flat(model), "record": record}
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("kind", "size"), [("sgd", 4), ("adam", 2)])
 def test_replica_moves_rho_times_the_base_displacement(ranks: LocalProcesses, kind: str, size: int) -> None:
     steps = 6
     results = ranks.run(displacements, kind, steps, size=size)
@@ -154,8 +152,7 @@ def converge_assorted(rank: int, auto_lr: bool) -> dict[str, Any]:
     return {"before": before, "after": after, "layout kept": same, "events": record.events}
 
 
-@pytest.mark.parametrize("auto_lr", [False, True])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("size", "auto_lr"), [(2, False), (3, True)])
 def test_converge(ranks: LocalProcesses, size: int, auto_lr: bool) -> None:
     results = ranks.run(converge_assorted, auto_lr, size=size)
     for name in results[0]["after"]:

@@ -1,4 +1,4 @@
-"""Two machines: two torchrun agents that meet over c10d, on one loopback and on two networks of their own."""
+"""Two machines: two torchrun agents that meet over c10d, on two networks where that is allowed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 import hdet
 from hdet import history
@@ -25,8 +23,8 @@ BOUND_S = 150
 
 
 def agent(head: str, script: Path, *arguments: str) -> list[str]:
-    """A machine's command: two processes, and a machine that does not come is not waited for forever."""
-    run = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    """A machine's command: one process, and a machine that does not come is not waited for forever."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     run += ["--rdzv-backend", "c10d", "--rdzv-endpoint", head, "--rdzv-id", "test"]
     return [*run, "--rdzv-conf", "join_timeout=60", "--max-restarts", "0", str(script), *arguments]
 
@@ -69,37 +67,26 @@ def free_port() -> int:
 
 
 def check(folder: Path) -> None:
-    """All four ranks came to one model by one history."""
-    found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(4)]
-    assert sorted(rank.pop("machine") for rank in found) == ["0", "0", "1", "1"]
-    assert found[1:] == found[:1] * 3
+    """Both ranks came to one model by one history."""
+    found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert sorted(rank.pop("machine") for rank in found) == ["0", "1"]
+    assert found[0] == found[1]
     for kind, run in found[0].items():
         assert [record.step for record in history.read(folder / f"{kind}.jsonl")] == run["syncs"]
     assert found[0]["OneCycleAutoLR"]["syncs"] == list(range(SYNC_EVERY, STEPS + 1, SYNC_EVERY))
     (first, *_) = history.read(folder / "OneCycleAutoLR.jsonl")
-    assert len(set(first.losses)) == 4  # each has seen data of its own
+    assert len(set(first.losses)) == 2  # each has seen data of its own
 
 
-def test_two_agents_on_one_loopback(tmp_path: Path) -> None:
-    command = agent(f"127.0.0.1:{free_port()}", WORKER, str(tmp_path))
-    outcome(*(start(command, GLOO_SOCKET_IFNAME="lo") for _ in range(2)))
-    check(tmp_path)
-
-
-def test_two_networks(tmp_path: Path) -> None:
-    """As on two machines: neither reaches the other but by the address it was given."""
+def test_two_machines(tmp_path: Path) -> None:
+    """On two networks, where neither reaches the other but by the address it was given; on one loopback where
+    network namespaces are not allowed."""
     allowed = subprocess.run(
-        [*UNSHARE, "ip", "link", "add", "cable-one", "type", "veth"], capture_output=True
+        [*UNSHARE, "ip", "link", "add", "cable-one", "type", "veth"], capture_output=True, check=False
     )
-    if allowed.returncode != 0:
-        pytest.skip(f"network namespaces are not allowed here: {allowed.stderr.decode().strip()}")
-    outcome(start([*UNSHARE, "bash", str(CABLE), *agent("10.77.0.1:29500", WORKER, str(tmp_path))]))
+    if allowed.returncode == 0:
+        outcome(start([*UNSHARE, "bash", str(CABLE), *agent("10.77.0.1:29500", WORKER, str(tmp_path))]))
+    else:
+        command = agent(f"127.0.0.1:{free_port()}", WORKER, str(tmp_path))
+        outcome(*(start(command, GLOO_SOCKET_IFNAME="lo") for _ in range(2)))
     check(tmp_path)
-
-
-def test_a_machine_that_does_not_come_is_not_waited_for_forever(tmp_path: Path) -> None:
-    command = agent(f"127.0.0.1:{free_port()}", WORKER, str(tmp_path))
-    command[command.index("join_timeout=60")] = "join_timeout=3"
-    alone = start(command, GLOO_SOCKET_IFNAME="lo")
-    with pytest.raises(AssertionError, match="RendezvousTimeoutError"):
-        outcome(alone)

@@ -41,7 +41,7 @@ def fused(rank: int, skip: list[int], alone: list[int]) -> tuple[Answer, dict[st
     return answer, {"records": [r for r in records if r], "weights": tasks.flat(model)}
 
 
-@pytest.mark.parametrize("skip", [[], [0, 3, 4], [2, 5, 13]])
+@pytest.mark.parametrize("skip", [[0, 3, 4], [2, 5, 13]])
 def test_what_fused_optimizers_skip_does_not_count(ranks: LocalProcesses, skip: list[int]) -> None:
     (_, a), (_, b) = ranks.run(fused, skip, [], size=2)
     assert torch.equal(a["weights"], b["weights"])
@@ -166,11 +166,9 @@ def in_bfloat16(rank: int, door: str) -> dict[str, Any]:
     auto: Any
     if door == "AutoLR":
         auto = hdet.AutoLR(optimizer, probe=hdet.Probe(loss_on, held_out, model=model), total_steps=80)
-    elif door == "OneCycleAutoLR":
+    else:
         options: Any = {"ensemble_lr_spread_ratio": 0.2, "model_sync_interval": 20, "model": model}
         auto = hdet.OneCycleAutoLR(optimizer, 0.02, total_steps=80, **options)
-    else:
-        auto = hdet.Ensemble(optimizer, [hdet.LearningRate()], sync_every=20, total_steps=80, model=model)
     tests = [tasks.batch(0, 2000 + k, torch.bfloat16) for k in range(8)]
     before = sum(loss_on(pair).item() for pair in tests)
     for step in range(80):
@@ -187,7 +185,7 @@ def in_bfloat16(rank: int, door: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("door", ["AutoLR", "OneCycleAutoLR", "Ensemble"])
+@pytest.mark.parametrize("door", ["AutoLR", "OneCycleAutoLR"])
 def test_weights_of_sixteen_bits_are_trained_and_averaged(ranks: LocalProcesses, door: str) -> None:
     a, b = ranks.run(in_bfloat16, door, size=2)
     assert torch.equal(a["weights"], b["weights"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hdet
-from hdet.engine.design import permutation
+from hdet.loop.levels import permutation
 from hdet.replicas.launch import LocalProcesses
 from tests import reference
 from tests.distributed import tasks
@@ -51,14 +51,14 @@ def train(rank: int, kind: str, spread: float, options: dict[str, Any]) -> dict[
     }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize(
-    ("kind", "decay", "temperature"),
+    ("size", "kind", "decay", "temperature"),
     [
-        ("sgd", "schedule", 0.1),
-        ("adam", "schedule", "auto"),
-        ("sgd", "geometric", 0.05),
-        ("sgd", "literal", 0.1),
+        (1, "sgd", "schedule", 0.1),
+        (4, "sgd", "schedule", 0.1),
+        (3, "adam", "schedule", "auto"),
+        (2, "sgd", "geometric", 0.05),
+        (2, "sgd", "literal", 0.1),
     ],
 )
 def test_equals_the_serial_twin(
@@ -154,7 +154,7 @@ def train_with_losses(rank: int, broken: dict[int, float], history: str) -> dict
     return {"records": records, "lrs": scheduler.get_last_lr()}
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("poison", [math.nan, -math.inf])
 def test_a_broken_loss_has_no_vote(ranks: LocalProcesses, tmp_path: Any, poison: float) -> None:
     path = tmp_path / "history.jsonl"
     results = ranks.run(train_with_losses, {1: poison}, str(path), size=3)
@@ -212,7 +212,7 @@ def train_on_reduced_loss(rank: int) -> dict[str, Any]:
 
 
 def test_an_already_reduced_loss_is_warned_of_once(ranks: LocalProcesses) -> None:
-    results = ranks.run(train_on_reduced_loss, size=3)
+    results = ranks.run(train_on_reduced_loss, size=2)
     warnings = [m for m in results[0]["messages"] if "same on all ranks" in m]
     assert len(warnings) == 1
     assert sum("model= was not given" in m for m in results[0]["messages"]) == 1

@@ -16,8 +16,10 @@ from tests.distributed.sharded import Run
 STEPS = 60
 
 
-def one_cycle(rank: int, layout: str, optimizer: str, auto: bool, path: str = "") -> dict[str, Any]:
-    run = Run(rank, layout, optimizer)
+def one_cycle(
+    rank: int, layout: str, optimizer: str, auto: bool, widths: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    run = Run(rank, layout, optimizer, widths=widths)
     scheduler = hdet.OneCycleAutoLR(
         run.optimizer,
         max_lr=0.05,
@@ -28,7 +30,6 @@ def one_cycle(rank: int, layout: str, optimizer: str, auto: bool, path: str = ""
         enable_auto_lr=auto,
         loss_scale=0.02,
         model=run.model,
-        history=path or None,
     )
     run.run(scheduler, STEPS)
     return {"records": run.records, "weights": run.weights(), "lr": scheduler.get_last_lr()}
@@ -63,11 +64,10 @@ def alike(results: list[dict[str, Any]]) -> dict[str, Any]:
     return first
 
 
-SHARDED = ["hsdp", "fsdp1 hybrid", "fsdp1 hybrid original"]
-
-
-@pytest.mark.parametrize("layout", SHARDED)
-@pytest.mark.parametrize(("optimizer", "auto"), [("sgd", False), ("adamw", True)])
+@pytest.mark.parametrize(
+    ("layout", "optimizer", "auto"),
+    [("hsdp", "adamw", True), ("fsdp1 hybrid", "sgd", False), ("fsdp1 hybrid original", "adamw", True)],
+)
 def test_one_cycle(ranks: LocalProcesses, layout: str, optimizer: str, auto: bool) -> None:
     expected = alike(ranks.run(one_cycle, "ddp", optimizer, auto, size=2))
     found = alike(ranks.run(one_cycle, layout, optimizer, auto, size=4))
@@ -76,43 +76,33 @@ def test_one_cycle(ranks: LocalProcesses, layout: str, optimizer: str, auto: boo
     assert len(moved) == len(found["records"])
 
 
-def auto_lr(rank: int, layout: str, options: dict[str, Any]) -> dict[str, Any]:
-    run = Run(rank, layout, options.pop("optimizer", "adamw"))
-    spike = options.pop("spike", None)
+@pytest.mark.parametrize("layout", ["tp x dp", "hsdp x tp"])
+def test_replicas_of_tensor_parallel_ranks(ranks: LocalProcesses, layout: str) -> None:
+    expected = alike(ranks.run(one_cycle, "ddp", "adamw", True, (8, 4), size=2))
+    same(expected, alike(ranks.run(one_cycle, layout, "adamw", True, (8, 4), size=4)))
+
+
+def auto_lr(rank: int, layout: str, optimizer: str, spike: int | None) -> dict[str, Any]:
+    run = Run(rank, layout, optimizer)
     if spike is not None:
         run.scale[spike] = math.nan
-    auto = hdet.AutoLR(run.optimizer, probe=run.probe(), total_steps=160, **options)
+    auto = hdet.AutoLR(run.optimizer, probe=run.probe(), total_steps=160)
     run.run(auto, 160)
     before = run.weights()
     handed = auto.finish_()
     return {"records": run.records, "weights": before, "handed": handed, "after": run.weights()}
 
 
-@pytest.mark.parametrize("layout", SHARDED)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"spread": 0.3}, {"spread": 0.3, "optimizer": "sgd", "spike": 94}, {"spike": 94, "scope": "each"}],
-    ids=str,
+    ("layout", "optimizer", "spike"),
+    [("hsdp", "adamw", 94), ("fsdp1 hybrid", "adamw", None), ("fsdp1 hybrid original", "sgd", 94)],
 )
-def test_auto_lr(ranks: LocalProcesses, layout: str, options: dict[str, Any]) -> None:
-    expected = alike(ranks.run(auto_lr, "ddp", options, size=2))
-    found = alike(ranks.run(auto_lr, layout, options, size=4))
+def test_auto_lr(ranks: LocalProcesses, layout: str, optimizer: str, spike: int | None) -> None:
+    expected = alike(ranks.run(auto_lr, "ddp", optimizer, spike, size=2))
+    found = alike(ranks.run(auto_lr, layout, optimizer, spike, size=4))
     same(expected, found)
     actions = [record.horizon[0].action for record in found["records"]]
-    assert ("back" in actions) == ("spike" in options)
+    assert ("back" in actions) == (spike is not None)
     assert (found["handed"].kind, found["handed"].step) == (expected["handed"].kind, expected["handed"].step)
     for name, weight in expected["after"].items():
         torch.testing.assert_close(found["after"][name], weight, rtol=1e-6, atol=1e-6)
-
-
-def beside_matrices(rank: int, layout: str) -> dict[str, Any]:
-    run = Run(rank, layout, widths=(8, 4))
-    options: dict[str, Any] = {"probe": run.probe(), "total_steps": 160, "spread": 0.3}
-    run.run(hdet.AutoLR(run.optimizer, **options), 160)
-    return {"records": run.records, "weights": run.weights()}
-
-
-@pytest.mark.parametrize("layout", ["tp x dp", "hsdp x tp"])
-def test_replicas_of_tensor_parallel_ranks(ranks: LocalProcesses, layout: str) -> None:
-    expected = alike(ranks.run(beside_matrices, "ddp", size=2))
-    same(expected, alike(ranks.run(beside_matrices, layout, size=4)))

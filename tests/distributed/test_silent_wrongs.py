@@ -96,31 +96,26 @@ def test_replicas_that_begin_apart_are_refused_before_they_are_mixed(ranks: Loca
         assert not kind, message
 
 
-def partition(rank: int, auto: bool) -> Answer:
+def partition(rank: int) -> Answer:
     """A flat partition of one model on every rank, as DeepSpeed and Megatron hand it to the optimizer."""
     torch.manual_seed(0)
     flat = nn.Parameter(torch.randn(400).chunk(dist.get_world_size())[rank].clone())
     optimizer = torch.optim.AdamW([flat], lr=0.01)
     model = nn.Linear(2, 2)
-    door: Any
-    if auto:
-        probe = hdet.Probe(lambda x: flat.square().mean(), list(torch.randn(8, 4)), model=model)
-        door = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
-    else:
-        door = hdet.Ensemble(optimizer, sync_every=5)
+    probe = hdet.Probe(lambda x: flat.square().mean(), list(torch.randn(8, 4)), model=model)
+    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
 
     def train() -> None:
         for _ in range(20):
             flat.grad = torch.ones_like(flat)
             optimizer.step()
-            door.step(1.0)
+            auto.step(1.0)
 
     return answer_to(train)
 
 
-@pytest.mark.parametrize("auto", [False, True])
-def test_partitions_of_one_model_are_no_replicas(ranks: LocalProcesses, auto: bool) -> None:
-    for kind, message, _ in ranks.run(partition, auto, size=2):
+def test_partitions_of_one_model_are_no_replicas(ranks: LocalProcesses) -> None:
+    for kind, message, _ in ranks.run(partition, size=2):
         assert kind == "RuntimeError"
         assert "holds another partition of one model" in message
 
@@ -208,10 +203,8 @@ def made_too_early(rank: int, meeting: str, door: str) -> Answer:
     run: Any
     if door == "AutoLR":
         run = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
-    elif door == "BestMean":
-        run = hdet.BestMean(model, probe)
     else:
-        run = hdet.OneCycleAutoLR(optimizer, 0.1, 100, ensemble_lr_spread_ratio=0.1)
+        run = hdet.BestMean(model, probe)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
 
     def train() -> None:
@@ -221,7 +214,7 @@ def made_too_early(rank: int, meeting: str, door: str) -> Answer:
     return answer_to(train)
 
 
-@pytest.mark.parametrize("door", ["AutoLR", "OneCycleAutoLR", "BestMean"])
+@pytest.mark.parametrize("door", ["AutoLR", "BestMean"])
 def test_a_group_that_comes_after_is_refused_at_the_first_step(
     ranks: LocalProcesses, tmp_path: Any, door: str
 ) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
-from hdet.bench.workloads.charlm import GPT
+from benchmarks.workloads.charlm import GPT
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed import tasks
 

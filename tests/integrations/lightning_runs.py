@@ -85,7 +85,12 @@ def one_cycle(module: Any, optimizers: Any, **options: Any) -> hdet.OneCycleAuto
     return hdet.OneCycleAutoLR(optimizers[0], **{**own, **options})
 
 
-DOORS: dict[str, Callable[..., Any]] = {"auto_lr": auto_lr, "one_cycle": one_cycle}
+def auto_tune(module: Any, optimizers: Any, **options: Any) -> hdet.AutoTune:
+    given = {"probe": probe_of(module), "total_steps": STEPS, **options}
+    return hdet.AutoTune(optimizers, [hdet.WeightDecay()], **given)
+
+
+DOORS: dict[str, Callable[..., Any]] = {"auto_lr": auto_lr, "auto_tune": auto_tune, "one_cycle": one_cycle}
 
 
 class Noted:

@@ -45,7 +45,8 @@ def door_of(kind: str, model: nn.Module, optimizer: Any, total: int, history: Pa
         return llama.one_cycle(history=history, **more)(optimizer, total_steps=total, model=model)
     held_out = [samples(1, seed) for seed in range(9, 13)]
     probe = hdet.Probe(partial(loss_of, model), held_out, model=model)
-    return hdet.AutoLR(optimizer, probe=probe, total_steps=total, history=history, **more)
+    door = hdet.AutoTune if kind == "auto_tune" else hdet.AutoLR
+    return door(optimizer, probe=probe, total_steps=total, history=history, **more)
 
 
 def train(rank: int, size: int, folder: Path, kind: str, run: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def test_it_decides_as_a_plain_loop(ranks: LocalProcesses, tmp_path: Path, kind:
     ("kind", "size", "more"),
     [
         ("auto_lr", 1, {}),
-        ("auto_lr", 2, {"spread": 0.1}),
+        ("auto_tune", 2, {"explore": [hdet.WeightDecay()]}),
         ("one_cycle", 3, {}),
     ],
 )
@@ -247,7 +248,7 @@ def wrong(rank: int, size: int, folder: Path, how: str) -> str:
             accelerator.state.distributed_type = DistributedType.DEEPSPEED
         elif how == "alone":  # as one that was built where no group was
             door = SimpleNamespace(**{name: getattr(door, name) for name in dir(door) if name[0] != "_"})
-            door.replicas = SimpleNamespace(ranks=1, here=1)
+            door.replicas = SimpleNamespace(world_size=1, local_count=1)
         with pytest.raises((TypeError, ValueError)) as caught:
             prepare(accelerator, door)
         return str(caught.value)

@@ -118,7 +118,7 @@ def test_auto_lr_works_as_a_scheduler_of_every_step(tmp_path: Path) -> None:
         runs.trainer(saves).fit(module, Resumable(), **options)
         return module
 
-    plain, unbroken, resumed = (Noted(DOORS["auto_lr"], keep="off", patience=None) for _ in range(3))
+    plain, unbroken, resumed = (Noted(DOORS["auto_lr"], patience=None) for _ in range(3))
     by_hand_rates = rates(plain, lambda: by_lightning(plain)[0])
     assert rates(unbroken, lambda: fit(unbroken)) == by_hand_rates
     again = rates(resumed, lambda: fit(resumed, ckpt_path=tmp_path / "step=33.ckpt"))

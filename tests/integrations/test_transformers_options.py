@@ -257,7 +257,7 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
             {"train_dataset": llama.data(count=63)},
             "train_dataset must have at least 64, got 63; give probe_dataset",
         ),
-        ({"train_dataset": Stream()}, "numbered ones to set some aside, got Stream; give probe_dataset"),
+        ({"train_dataset": Stream()}, "to set samples aside for the probe, got Stream; give probe_dataset"),
         ({"hdet": lambda optimizer: None, "probe_dataset": []}, "takes no argument named probe"),
         ({"probe_dataset": []}, "probe_dataset must have a sample for each of 1 ranks, got 0"),
         ({"hdet": lambda optimizer: object()}, "must be an AutoLR, AutoTune, OneCycleAutoLR or Ensemble"),
@@ -277,9 +277,9 @@ def test_a_scheduler_beside_the_door_is_refused(tmp_path: Path) -> None:
 
 def test_a_schedule_that_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made(tmp_path)
-    assert "not read" not in caplog.text
+    assert "not used" not in caplog.text
     made(tmp_path, {"lr_scheduler_type": "cosine"})
-    assert "lr_scheduler_type='cosine' and warm-up are not read" in caplog.text
+    assert "lr_scheduler_type='cosine' and warm-up are not used" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def sharded(rank: int, size: int, folder: Path, resume: str | None) -> dict[str,
         trainer.train(resume_from_checkpoint=resume)
         result = {
             "digest": llama.digest(trainer.model),
-            "parts": trainer.door.replicas.parts,
+            "parts": trainer.door.replicas.ranks_per_replica,
             "lr": trainer.door.export(folder / f"{rank}.json"),
             "best": trainer.door.best.loss,
             "said": said,

@@ -1,30 +1,47 @@
-"""Write the recorded runs: ``python -m tests.recorded``."""
+"""Write the recorded runs: ``python -m tests.recorded``; with ``states``, only the states of this format.
+
+States that are there stay: later versions must load what an earlier one has saved."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import torch
 
-from hdet.bench.regret import arms
-from hdet.bench.regret.plan import run_of
+from benchmarks.regret import arms
+from benchmarks.regret.plan import run_of
+from hdet.loop.state import FORMAT
 from hdet.replicas.launch import LocalProcesses
 from tests.recorded.machine import fingerprint
-from tests.recorded.scenarios import SCENARIOS
+from tests.recorded.scenarios import SAVED, SCENARIOS, STATES, kept
 
 HERE = Path(__file__).parent
 
+
+def record_states() -> None:
+    folder = STATES / str(FORMAT)
+    folder.mkdir(parents=True, exist_ok=True)
+    with LocalProcesses(2) as ranks:
+        for name in SAVED:
+            scenario, file = SCENARIOS[name], folder / f"{name}.pt"
+            if not file.exists():
+                torch.save(ranks.run(scenario, scenario.stop_at, size=scenario.ranks, timeout=120), file)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    record_states()
+    if sys.argv[1:] == ["states"]:
+        raise SystemExit
     with LocalProcesses(4) as ranks:
         runs = {}
         for name, scenario in SCENARIOS.items():
             whole = ranks.run(scenario, size=scenario.ranks, timeout=120)[0]
-            runs[name] = {"records": whole["records"], "weights": whole["weights"]}
-            if scenario.stop_at < scenario.steps:
-                halves = ranks.run(scenario, scenario.stop_at, size=scenario.ranks, timeout=120)
-                torch.save([half["saved"] for half in halves], HERE / f"{name}.pt")
+            if scenario.shows is not None and not scenario.shows(whole):
+                raise SystemExit(f"{name}: what it is there for did not happen ({scenario.shows.__name__})")
+            runs[name] = kept(whole)
             print(f"{name}: {len(whole['records'])} records")
     rows = []
     for recorded in (json.loads(line) for line in (HERE / "regret.jsonl").read_text().splitlines()):

@@ -42,14 +42,9 @@ ARGUMENTS: dict[str, list[str]] = {
     "AutoLR": [
         "total_steps",
         "schedule",
-        "controller",
-        "sync_every",
-        "scope",
-        "spread",
-        "snapshot",
-        "keep",
         "patience",
-        "seed",
+        "offload",
+        "rule",
     ],
     "Ensemble": [
         "schedule",
@@ -60,12 +55,11 @@ ARGUMENTS: dict[str, list[str]] = {
         "control_after",
         "design",
         "gradients",
-        "wire",
         "seed",
     ],
     "OneCycleAutoLR": [
         *("max_lr", "total_steps", "auto_lr_warmup_steps", "ensemble_lr_spread_ratio"),
-        *("model_sync_interval", "loss_scale", "decay", "controller", "probe"),
+        *("model_sync_interval", "loss_scale", "decay"),
     ],
 }
 

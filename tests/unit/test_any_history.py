@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdet.history import SyncRecord, cut_torn_tail, read_history, write
+from hdet.report.alerts import summary
 from hdet.report.health import examine
 from hdet.report.page import pieces
-from hdet.report.source import Source
-from hdet.report.terminal import summary
+from hdet.report.records import HistoryFile
 
 RECORD = SyncRecord(
     step=10,
@@ -95,7 +95,7 @@ def test_whatever_a_crash_leaves_of_a_line_the_next_one_is_read(folder: Path, wh
 def test_the_page_takes_any_history_and_runs_none_of_it(folder: Path, lines: list[bytes]) -> None:
     file = folder / "hostile.jsonl"
     file.write_bytes(b"".join(line + b"\n" for line in lines))
-    source = Source(file).read()
+    source = HistoryFile(file).read()
     data = {"runs": [{**source.about(), "lines": source.lines()}]}
     embedded = list(islice(pieces(data), 4))[-1]  # the page's head, its style, its body, and then the data
     assert "<" not in embedded
@@ -106,7 +106,7 @@ def test_the_page_takes_any_history_and_runs_none_of_it(folder: Path, lines: lis
 def test_the_doctor_has_a_sentence_for_any_history(folder: Path, lines: list[bytes]) -> None:
     file = folder / "examined.jsonl"
     file.write_bytes(b"".join(line + b"\n" for line in lines))
-    source = Source(file).read()
+    source = HistoryFile(file).read()
     found = examine(source.records(), source.about()["torn"])
     assert found
     assert all(str(finding).endswith(".") for finding in found)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hdet
-from tests.unit.engine.test_envelope import Made
+from tests.unit.doors import Made
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

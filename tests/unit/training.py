@@ -6,13 +6,15 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 import hdet
+from benchmarks.workloads import quadratic
 from hdet import Probe
-from hdet.bench.workloads import quadratic
+from hdet.loop.windows import Windows
 
 
 def decisions(records: list[hdet.SyncRecord]) -> list[str]:
@@ -23,6 +25,12 @@ def decisions(records: list[hdet.SyncRecord]) -> list[str]:
 def searched(records: list[hdet.SyncRecord]) -> list[hdet.SyncRecord]:
     """Those of the search; windows of the descent that follows it move nothing."""
     return [record for record in records if record.horizon[0].why != "the schedule comes down"]
+
+
+def fixed_windows(steps: int, *args: Any, **options: Any) -> hdet.AutoLR:
+    """AutoLR whose windows are all of one length, for tests that count steps."""
+    with mock.patch("hdet.autolr.search.Windows", lambda first, last: Windows(steps, 0.0, last)):
+        return hdet.AutoLR(*args, **options)
 
 
 TASK = quadratic.make()

@@ -44,7 +44,7 @@ def explore(item: Any, rank: int = 1, size: int = 2, **options: Any) -> hdet.Ens
 
 def values_of(ensemble: hdet.Ensemble) -> tuple[float, ...]:
     """The replicas' values of the one hyperparameter, as the next record has them."""
-    optimizer = ensemble._optimizer
+    optimizer = ensemble.optimizer
     record, _ = train(optimizer, ensemble, [0.0], lambda: None)
     return record.hyperparameters[0].values
 

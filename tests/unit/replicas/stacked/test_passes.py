@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hdet
-from hdet.bench.workloads.charlm import GPT
-from hdet.bench.workloads.newsfeed import HISTORY, FeedModel
+from benchmarks.workloads.charlm import GPT
+from benchmarks.workloads.newsfeed import HISTORY, FeedModel
 from tests.stacks import batches, loss_fn, mlp, normed, rows_of, stack, train
 
 Pair = namedtuple("Pair", ["x", "y"])

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hdet
 from tests.stacks import batches, loss_fn, mlp, stack
+from tests.unit.training import fixed_windows
 
 
 def wrapped() -> nn.Module:
@@ -239,9 +240,7 @@ def test_facades_that_need_processes_or_one_model() -> None:
     model = mlp()
     replicas = stack(model)
     probe = hdet.Probe(lambda x: loss_fn(model, x), list(batches(4)), model=model)
-    with pytest.raises(TypeError, match=r"AutoLR: a horizon judges the path of stacked .*got 4 replicas"):
-        hdet.AutoLR(replicas.optimizer, total_steps=100, probe=probe, spread=0.1)
-    auto = hdet.AutoLR(replicas.optimizer, total_steps=100, probe=probe, sync_every=1)
+    auto = fixed_windows(1, replicas.optimizer, total_steps=100, probe=probe)
     replicas.backward(replicas.losses(loss_fn, next(iter(batches(1)))))
     replicas.optimizer.step()
     with pytest.raises(ValueError, match=r"the real losses of 4 replicas.*use StackedReplicas\.losses"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
 import hdet
-from hdet.bench.workloads.charlm import GPT
+from benchmarks.workloads.charlm import GPT
 from tests.fakes import Attention
 from tests.stacks import batches, rows_of
 

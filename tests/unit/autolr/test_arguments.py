@@ -1,0 +1,100 @@
+"""What AutoLR refuses, and what it doubts."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import LBFGS, SGD, AdamW, lr_scheduler
+
+from hdet import AutoLR, Probe
+from hdet.autolr.arguments import shortest_window
+from tests.unit.training import X, network, probe_of, squared
+
+
+def test_lbfgs_is_refused() -> None:
+    model = network()
+    with pytest.raises(
+        TypeError, match=r"got LBFGS, whose step evaluates a closure many times.*use it without"
+    ):
+        AutoLR(LBFGS(model.parameters()), probe=probe_of(model))
+    with pytest.raises(TypeError, match="got LBFGS"):
+        AutoLR([SGD(model[0].parameters(), 0.1), LBFGS(model[2].parameters())], probe=probe_of(model))
+
+
+class ScheduleFree(SGD):
+    def train(self) -> None: ...
+    def eval(self) -> None: ...
+
+
+class Prodigy(AdamW):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1.0)
+        for group in self.param_groups:
+            group["d"] = 1e-6
+
+
+class Mechanized(SGD): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "sign"),
+    [
+        (ScheduleFree, "by train() and eval()"),
+        (Prodigy, "its groups hold 'd'"),
+        (Mechanized, "is a Mechanic"),
+    ],
+)
+def test_an_optimizer_with_a_rate_of_its_own_is_doubted(
+    kind: Any, sign: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    AutoLR(kind(model.parameters()), probe=probe_of(model))
+    (said,) = [r.message for r in caplog.records]
+    assert f"optimizer {kind.__name__} brings a learning rate of its own" in said
+    assert sign in said
+
+
+def test_plain_ones_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    AutoLR(AdamW(model.parameters()), probe=probe_of(model))
+    AutoLR(AdamW(model.parameters(), lr=torch.tensor(0.1), capturable=False), probe=probe_of(model))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("batches", "words"), [(1, "no honest estimate"), (2, "one batch to choose by")])
+def test_a_probe_of_one_batch_is_doubted(batches: int, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "hdet")
+    model = network()
+    AutoLR(AdamW(model.parameters()), probe=Probe(lambda x: squared(model, x), X[:batches], model=model))
+    (said,) = [r.message for r in caplog.records]
+    assert "decisions have no standard error" in said
+    assert words in said
+
+
+def test_one_search_is_no_shape_for_another() -> None:
+    model = network()
+    optimizer = AdamW(model.parameters())
+    auto = AutoLR(optimizer, probe=probe_of(model))
+    with pytest.raises(TypeError, match="a shape for AutoLR to scale, got an AutoLR"):
+        AutoLR(optimizer, probe=probe_of(model), schedule=auto)
+    assert isinstance(auto, lr_scheduler.LRScheduler)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "total_steps", "steps"),
+    [
+        (lambda p: torch.optim.SGD(p, 0.1), 1000, 10),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1000, 10),
+        (lambda p: torch.optim.AdamW(p, betas=(0.95, 0.999)), 1000, 10),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 1000, 100),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), None, 100),
+        (lambda p: torch.optim.Adam(p, betas=(0.98, 0.999)), 1000, 50),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 400, 50),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 40, 10),
+    ],
+)
+def test_no_window_is_shorter_than_momentum_remembers(optimizer: Any, total_steps: Any, steps: int) -> None:
+    assert shortest_window(optimizer([torch.nn.Parameter(torch.ones(2))]), total_steps) == steps

@@ -1,0 +1,235 @@
+"""The horizon in a run: its windows beside any schedule, groups, and weights that are lost."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, lr_scheduler
+from torch.optim.lr_scheduler import ExponentialLR
+
+import hdet
+from hdet import AutoLR, Probe
+from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
+from hdet.autolr.shapes import SHAPES, WarmStableDecay
+from tests.unit.training import OPTIMIZERS, Training, network, probe_of, searched, train
+
+pytestmark = pytest.mark.usefixtures("same_seed")
+
+
+class Frozen(HorizonController):
+    """Looks at everything, and then does nothing: one learning rate after the first window."""
+
+    def update(self, state: HorizonState, window: Window) -> HorizonDecision:
+        value = 0.01 if state.windows == 0 else state.value
+        return HorizonDecision(replace(state, value=value, windows=state.windows + 1), "hold", window.speed)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_looking_changes_nothing(kind: str) -> None:
+    """With the factor frozen, weights, statistics and optimizer state are plain training's, bit for bit."""
+    looked = Training(kind, rule=Frozen(), patience=None).run(200)
+    ends = sum(math.isfinite(r.horizon[0].loss_end) for r in searched(looked.records))
+    assert ends == 10, "it has looked"
+    plain = Training(kind, auto=False)
+    shape = WarmStableDecay.of(200)
+    for step in range(200):
+        for group in plain.optimizer.param_groups:
+            group["lr"] = 1e-5 if step < 10 else 0.01 * shape(step)
+        plain.backward()
+    assert torch.equal(looked.flat(), plain.flat())
+    for a, b in zip(looked.optimizer.state.values(), plain.optimizer.state.values(), strict=True):
+        assert all(torch.equal(a[key], b[key]) for key in b)
+
+
+# ---------------------------------------------------------------------- schedules
+
+
+@pytest.mark.parametrize("name", ["cosine", "onecycle", "torch"])
+def test_other_schedules_keep_their_curve(name: str) -> None:
+    """In its final descent, below 70 % of its peak, a schedule is left to itself.
+
+    That is seen at the end of a window: the one in which it falls below is still judged, none after it.
+    """
+    steps = 200
+    if name == "torch":
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        torchs = lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=0.01)
+        curve = []
+        for _ in range(steps):
+            curve.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            torchs.step()
+        run = Training(schedule=lambda o: lr_scheduler.CosineAnnealingLR(o, steps, eta_min=0.01)).run(steps)
+    else:
+        curve = [SHAPES[name](steps)(step) for step in range(steps)]
+        run = Training(schedule=name).run(steps)
+    assert all(lr > 0 for lr, _ in run.lrs)
+    factors = [lr / value for (lr, _), value in zip(run.lrs, curve, strict=True)]
+    peak = curve.index(max(curve))
+    below = next(step for step in range(peak, steps) if curve[step] < 0.7 * max(curve))
+    late = [record.step for record in searched(run.records) if record.step > below]
+    assert len(late) <= 1
+    stopped = late[0] if late else searched(run.records)[-1].step
+    assert factors[stopped:] == pytest.approx([factors[-1]] * (steps - stopped), rel=1e-6)
+    assert len({round(math.log(f), 3) for f in factors[:stopped]}) > 5, "until then it has searched"
+    assert max(lr for lr, _ in run.lrs) > 1e-3
+
+
+def test_one_cycle_is_not_climbed_twice() -> None:
+    """While the curve itself rises, factor times curve grows like t^growth at most."""
+    run = Training(schedule="onecycle", total_steps=400).run(400)
+    judged = [r for r in run.records if r.horizon[0].action == "up" and r.step < 119]
+    assert judged
+    ends = [record.step for record in run.records]
+    for record in judged:
+        then = ends[ends.index(record.step) + 1]
+        shape = SHAPES["onecycle"](400)
+        began = ends[ends.index(record.step) - 1]
+        rise = math.log(shape(record.step - 1) / shape(began - 1))
+        change = math.log(record.hyperparameters[0].base_after / record.hyperparameters[0].base_before)
+        assert (
+            change + rise <= HorizonController().growth * math.log(then / record.step) + 1e-9 or change == 0
+        )
+
+
+def test_a_schedule_that_falls_at_once_is_said_to_end_the_search(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    auto = AutoLR(optimizer, total_steps=300, probe=probe_of(model), schedule=ExponentialLR(optimizer, 0.97))
+    train(model, optimizer, auto, 60)
+    assert "the search for its size ends here" in caplog.text
+
+
+# ---------------------------------------------------------------------- groups
+
+
+def test_the_ratio_of_groups_stays() -> None:
+    run = Training(lrs=(1.0, 4.0)).run(200)
+    assert all(second == 4 * first for first, second in run.lrs)
+
+
+def test_weights_that_never_move_are_an_error() -> None:
+    run = Training("sgd")
+
+    def train() -> None:
+        for _ in range(150):
+            run.optimizer.step()  # no backward
+            run.auto.step()
+
+    with pytest.raises(
+        RuntimeError, match=r"the weights must move, and did not.*does loss.backward\(\) reach"
+    ):
+        train()
+    assert max(run.auto.get_last_lr()) < 1e8
+
+
+def test_a_group_added_later_is_left_alone() -> None:
+    run = Training().run(30)
+    run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.125})
+    run.run(60)
+    assert run.optimizer.param_groups[2]["lr"] == 0.125
+
+
+def test_a_group_added_within_a_window_survives_its_rollback(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    optimizer = AdamW(model[0].parameters(), lr=5.0)
+    auto = AutoLR(optimizer, total_steps=300, probe=probe_of(model))
+
+    def add(i: int) -> None:
+        if i == 100:
+            optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 1e-3})
+        if i == 101:
+            with torch.no_grad():
+                model[0].weight.mul_(1e4)
+
+    train(model, optimizer, auto, 300, at=add)
+    assert optimizer.param_groups[1]["betas"] == (0.9, 0.999)
+    assert "keeps its own lr, 0.001" in caplog.text
+
+
+def test_nothing_to_train_is_refused() -> None:
+    model = network().requires_grad_(False)
+    with pytest.raises(ValueError, match="must train something"):
+        AutoLR(AdamW(model.parameters()), total_steps=100, probe=probe_of(model))
+
+
+# ---------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_bfloat16_weights(kind: str) -> None:
+    """At the first learning rate they do not move at all: it grows until they do. Means are float32."""
+    model = nn.Module()
+    model.weight = weight = nn.Parameter((1 + torch.arange(64) / 64).to(torch.bfloat16))
+    optimizer = OPTIMIZERS[kind]([weight], lr=1.0)
+
+    def loss(samples: Tensor) -> Tensor:
+        return 0.5 * (weight.float() - samples).square().mean()
+
+    probe = hdet.Probe(loss, lambda k: 0.1 * torch.randn(64), model=model)
+    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=300)
+    assert [t.dtype for t in auto._horizon._trail.mean.tensors] == [torch.float32]
+    draw = torch.Generator().manual_seed(0)
+    records = []
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss(0.1 * torch.randn(64, generator=draw)).backward()
+        optimizer.step()
+        record = auto.step()
+        records += [record] if record else []
+    assert [(r.horizon[0].why, r.horizon[0].speed) for r in records[:2]] == [("hardly moved", 0.0)] * 2
+    assert records[1].hyperparameters[0].base_after == pytest.approx(0.1)
+    reached = next(k for k, r in enumerate(records) if r.horizon[0].why != "hardly moved") + 3
+    assert 0.5 < records[reached].horizon[0].speed < 4, "brought to the speed of 2 that was asked for"
+    assert weight.dtype == torch.bfloat16
+    assert weight.abs().max() < 0.2
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_memory_is_what_is_said(offload: bool) -> None:
+    """The mean, the best and their buffers; the window's start with the optimizer's state; the beginning."""
+    run = Training(offload=offload).run(15)
+    weights = sum(p.numel() * 4 for p in run.model.parameters())
+    state = sum(t.numel() * t.element_size() for s in run.optimizer.state.values() for t in s.values())
+    buffers = sum(b.numel() * b.element_size() for b in run.model.buffers())
+    # So small a model is its own sketch, which after a window is that of p and of m alike.
+    assert run.auto.extra_bytes() == 5 * weights + state + 3 * buffers
+
+
+def test_a_large_model_takes_one_copy_beside_training() -> None:
+    """What lies with the host apart."""
+    model = nn.Linear(600, 600, bias=False)
+    optimizer = AdamW(model.parameters())
+    inputs = torch.randn(20, 4, 600, generator=torch.Generator().manual_seed(0))
+
+    def loss_of(x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    probe = Probe(loss_of, list(inputs[:8]), model=model)
+    auto = AutoLR(optimizer, total_steps=60, probe=probe)
+    for i in range(25):
+        optimizer.zero_grad()
+        loss_of(inputs[i % 20]).backward()
+        optimizer.step()
+        auto.step()
+    assert 0 <= auto._horizon._trail.bytes() - 4 * 360_000 <= 2 * 8 * 65_536
+
+
+def test_weights_lost_after_the_last_window_are_not_lost_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    optimizer = AdamW(model.parameters())
+    auto = AutoLR(optimizer, total_steps=200, probe=probe_of(model))
+
+    def poison(i: int) -> None:
+        if i == 197:
+            with torch.no_grad():
+                next(model.parameters()).fill_(float("nan"))
+
+    train(model, optimizer, auto, 200, at=poison)
+    assert "not finite at the end of training" in caplog.text
+    assert caplog.records[-1].levelno == logging.ERROR

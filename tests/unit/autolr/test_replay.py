@@ -1,0 +1,191 @@
+"""A found schedule, written down and run again."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import hdet
+from hdet.autolr.replay import Descent, FoundSchedule, _checksum
+from hdet.autolr.shapes import Cosine, WarmStableDecay
+
+
+def weights(groups: int = 1) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))]} for _ in range(groups)], lr=0.3)
+
+
+@given(st.lists(st.tuples(st.floats(1e-12, 10), st.sampled_from([0.1, 0.2])), min_size=1, max_size=40))
+def test_a_schedule_reads_back_to_the_last_bit(lrs: list[tuple[float, float]]) -> None:
+    schedule = FoundSchedule(2)
+    for pair in lrs:
+        schedule.add(pair)
+    again = FoundSchedule.from_json(schedule.to_json())
+    assert again.steps == len(lrs)
+    first, second = again.lambdas()
+    assert [(first(step), second(step)) for step in range(len(lrs))] == lrs
+    assert first(len(lrs) + 3) == lrs[-1][0], "the last one stays"
+
+
+@given(
+    st.lists(st.sampled_from([0.1, 0.2, 0.3, "descent"]), min_size=1, max_size=30),
+    st.sets(st.integers(0, 29)),
+)
+def test_steps_that_were_not_taken_are_dropped(kinds: list[Any], ago: set[int]) -> None:
+    """Wherever they lie: among equal ones, within a descent, in a curve."""
+    shape = WarmStableDecay(40, 0)
+    descent = Descent(0.7, 1.0, shape)
+    schedule = FoundSchedule(1)
+    lrs = [descent(step) if kind == "descent" else kind for step, kind in enumerate(kinds)]
+    for lr in lrs:
+        schedule.add([lr], [descent])
+    dropped = [k for k in ago if k < len(lrs)]
+    schedule.drop(dropped)
+    left = [lr for k, lr in enumerate(reversed(lrs)) if k not in dropped][::-1]
+    schedule.add([0.4], [descent])
+    again = FoundSchedule.from_json(schedule.to_json())
+    assert again.steps == len(left) + 1
+    (value,) = again.lambdas()
+    assert [value(step) for step in range(again.steps)] == [*left, 0.4]
+
+
+def test_replay_is_a_plain_scheduler_with_these_values(tmp_path: Any) -> None:
+    schedule = FoundSchedule(2)
+    lrs = [(0.1 * k / 3, 0.7 / (k + 1)) for k in range(1, 8)]
+    for pair in lrs:
+        schedule.add(pair)
+    path = tmp_path / "schedule.json"
+    path.write_text(schedule.to_json())
+    optimizer = weights(2)
+    scheduler = hdet.replay(optimizer, path)
+    assert type(scheduler) is torch.optim.lr_scheduler.LambdaLR
+    for pair in lrs:
+        assert tuple(group["lr"] for group in optimizer.param_groups) == pair
+        optimizer.step()
+        scheduler.step()
+
+
+def test_equal_steps_are_kept_as_one() -> None:
+    schedule = FoundSchedule(1)
+    for _ in range(1000):
+        schedule.add([0.1])
+    assert json.loads(schedule.to_json())["groups"] == [{"pieces": [[1000, 0.1]]}]
+
+
+def lrs_of(schedule: FoundSchedule) -> list[float]:
+    (value,) = schedule.lambdas()
+    return [value(step) for step in range(schedule.steps)]
+
+
+def test_a_descent_takes_no_more_room_the_longer_it_is() -> None:
+    """A file of a hundred thousand steps down is as small as one of a hundred, and says the same values."""
+    sizes = []
+    for steps in (100, 100_000):
+        schedule, shape = FoundSchedule(1), WarmStableDecay(2 * steps, steps)
+        descent = Descent(0.0123, 0.3, shape)
+        lrs = [0.0123 * (0.3 * shape(step)) for step in range(2 * steps)]
+        for step, lr in enumerate(lrs):
+            schedule.add([lr], [descent] if step >= steps else None)
+        again = FoundSchedule.from_json(schedule.to_json())
+        assert lrs_of(again) == lrs
+        sizes.append(len(schedule.to_json()))
+    assert sizes[1] < sizes[0] + 60
+
+
+def test_a_value_that_is_none_of_the_descent_is_kept_as_it_is() -> None:
+    """Somebody else wrote it."""
+    schedule, shape = FoundSchedule(1), WarmStableDecay(20, 10)
+    lrs = [shape(step) for step in range(20)]
+    lrs[13], lrs[14] = 0.7, 0.1
+    for step, lr in enumerate(lrs):
+        schedule.add([lr], [Descent(1.0, 1.0, shape)] if step >= 10 else None)
+    assert lrs_of(FoundSchedule.from_json(schedule.to_json())) == lrs
+
+
+def test_a_curve_takes_eight_bytes_a_step() -> None:
+    """In JSON a third more; text took 28. Where it stays for a while, nothing."""
+    schedule, shape = FoundSchedule(1), Cosine(3000)
+    lrs = [0.01 * shape(step) for step in range(3000)] + [0.5] * 5000 + [0.1, 0.2, 0.2]
+    for lr in lrs:
+        schedule.add([lr])
+    assert lrs_of(FoundSchedule.from_json(schedule.to_json())) == lrs
+    assert len(schedule.to_json()) < 11 * 3000 + 300
+
+
+def test_several_optimizers_have_a_scheduler_each(tmp_path: Any) -> None:
+    schedule = FoundSchedule(3)
+    schedule.add([0.1, 0.2, 0.3])
+    path = tmp_path / "schedule.json"
+    path.write_text(schedule.to_json())
+    optimizers = [weights(1), weights(2)]
+    assert len(hdet.replay(optimizers, path)) == 2
+    assert [group["lr"] for one in optimizers for group in one.param_groups] == [0.1, 0.2, 0.3]
+    with pytest.raises(ValueError, match=r"3, got 2; where AutoLR had several optimizers, give them all"):
+        hdet.replay(optimizers[1], path)
+
+
+def test_what_cannot_be_replayed(tmp_path: Any) -> None:
+    path = tmp_path / "schedule.json"
+    path.write_text('{"format": "something else"}')
+    with pytest.raises(ValueError, match=r"format 'hdet schedule 3', got 'something else'"):
+        hdet.replay(weights(), path)
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match=r"format 'hdet schedule 3', got 'list'"):
+        hdet.replay(weights(), path)
+    schedule = FoundSchedule(2)
+    path.write_text(schedule.to_json())
+    with pytest.raises(ValueError, match="at least one step, got none"):
+        hdet.replay(weights(2), path)
+    schedule.add([0.1, 0.2])
+    path.write_text(schedule.to_json())
+    with pytest.raises(ValueError, match=r"as many parameter groups as the schedule, 2, got 1"):
+        hdet.replay(weights(1), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda raw: raw["groups"][0]["pieces"][0].__setitem__(1, -5.0),
+            r"finite and not below 0, got -5\.0",
+        ),
+        (lambda raw: raw["groups"][0]["pieces"][0].__setitem__(1, float("nan")), "not below 0, got nan"),
+        (lambda raw: raw["groups"][0]["pieces"][0].__setitem__(0, -10), "count must be an integer .*got -10"),
+        (lambda raw: raw.update(steps=7), "a learning rate for each of steps=7, group 0 has 12"),
+        (lambda raw: raw["groups"][0]["pieces"].pop(), "a learning rate for each of steps=12"),
+        (lambda raw: raw["groups"][0].pop("pieces"), "something is missing or of another kind"),
+    ],
+)
+def test_what_no_schedule_has_is_refused(change: Any, match: str) -> None:
+    """Also where the checksum agrees."""
+    schedule, shape = FoundSchedule(2), WarmStableDecay(14, 6)
+    for step in range(12):
+        schedule.add([shape(step), 0.1 * step], [Descent(1.0, 1.0, shape)] * 2 if step >= 6 else None)
+    raw = json.loads(schedule.to_json())
+    change(raw)
+    raw["checksum"] = _checksum(raw)
+    with pytest.raises(ValueError, match=rf"replay: .*{match}"):
+        FoundSchedule.from_json(json.dumps(raw))
+
+
+def test_a_flipped_bit_in_a_schedule_is_found() -> None:
+    schedule, shape = FoundSchedule(1), WarmStableDecay(60, 20)
+    for step in range(50):
+        schedule.add([shape(step)], [Descent(1.0, 1.0, shape)] if step >= 20 else None)
+    whole, chance, refused = schedule.to_json(), random.Random(0), 0
+    for _ in range(400):
+        bits = bytearray(whole.encode())
+        bits[chance.randrange(len(bits))] ^= 1 << chance.randrange(8)
+        try:
+            found = FoundSchedule.from_json(bits.decode())
+        except ValueError:
+            refused += 1
+        else:
+            assert lrs_of(found) == lrs_of(schedule)
+    assert refused > 300

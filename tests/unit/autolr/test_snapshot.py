@@ -1,0 +1,361 @@
+"""The way back: after it, everything that training changes is what it was, bit for bit."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import hdet
+from hdet.autolr.snapshot import Snapshot
+from tests.states import there_and_back
+from tests.unit.training import fixed_windows
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),  # has its state from the beginning
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.01),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),  # keeps lists, and writes into them
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+
+
+def build(kind: str) -> tuple[Net, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = Net()
+    return model, OPTIMIZERS[kind](model.parameters())
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Weights, buffers, and all that the optimizer remembers; a group's lr is the schedule's."""
+    state = optimizer.state_dict()["state"]
+    return deepcopy(
+        {
+            "model": model.state_dict(),
+            "state": {p: kept for p, kept in state.items() if kept},
+            "groups": [
+                {k: v for k, v in g.items() if k not in ("params", "lr")} for g in optimizer.param_groups
+            ],
+        }
+    )
+
+
+def assert_same(a: Any, b: Any, path: str = "") -> None:
+    assert type(a) is type(b), path
+    if isinstance(a, Tensor):
+        assert torch.equal(a, b), path
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            assert_same(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{path}/{i}")
+    else:
+        assert a == b, path
+
+
+@pytest.mark.parametrize("before", [0, 4])
+@pytest.mark.parametrize(
+    ("kind", "offload"), [*((kind, False) for kind in OPTIMIZERS), ("adamw", True), ("momentum", True)]
+)
+def test_a_detour_leaves_nothing_behind(kind: str, before: int, offload: bool) -> None:
+    """Also where the optimizer had no state yet; and the way back can be gone more than once."""
+    model, optimizer = build(kind)
+    for step in range(before):
+        train_step(model, optimizer, step)
+    snapshot = Snapshot(list(model.parameters()), optimizer, model, offload=offload)
+    snapshot.take()
+    then = everything(model, optimizer)
+    for detour in (100, 200):
+        for step in range(3):
+            train_step(model, optimizer, detour + step)
+        assert not torch.equal(model.layers[0].weight, then["model"]["layers.0.weight"])
+        snapshot.restore()
+        assert_same(everything(model, optimizer), then)
+    straight, plain = build(kind)
+    for step in range(before + 3):
+        train_step(straight, plain, step)
+    for step in range(before, before + 3):
+        train_step(model, optimizer, step)
+    assert_same(everything(model, optimizer), everything(straight, plain))
+
+
+def test_it_is_restored_in_place_and_taken_without_new_memory() -> None:
+    """Graphs, DDP's buckets and fused optimizers hold on to the tensors themselves."""
+    model, optimizer = build("adamw")
+    train_step(model, optimizer, 0)
+    snapshot = Snapshot(list(model.parameters()), optimizer, model, offload=False)
+    snapshot.take()
+    kept = {key: tensor.data_ptr() for key, tensor in snapshot._tensors.items()}
+    live = [t.data_ptr() for state in optimizer.state.values() for t in state.values()]
+    train_step(model, optimizer, 1)
+    snapshot.restore()
+    snapshot.take()
+    assert live == [t.data_ptr() for state in optimizer.state.values() for t in state.values()]
+    assert kept == {key: tensor.data_ptr() for key, tensor in snapshot._tensors.items()}
+
+
+def test_memory_is_one_copy_of_each() -> None:
+    model, optimizer = build("adamw")
+    train_step(model, optimizer, 0)
+    snapshot = Snapshot(list(model.parameters()), optimizer, model, offload=False)
+    assert snapshot.bytes() == 0
+    snapshot.take()
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    counters = 4 * len(list(model.parameters()))
+    buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    assert snapshot.bytes() == 3 * weights + counters + buffers
+
+
+def test_the_learning_rate_is_not_its_business() -> None:
+    model, optimizer = build("momentum")
+    snapshot = Snapshot(list(model.parameters()), optimizer, model, offload=False)
+    snapshot.take()
+    optimizer.param_groups[0].update(lr=0.5, momentum=0.1)
+    snapshot.restore()
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.5, 0.9)
+
+
+def test_buffers_made_or_grown_since_then_are_left_alone() -> None:
+    """A cache of angles or masks that a forward registers; statistics keep their shape."""
+    model, optimizer = build("sgd")
+    model.register_buffer("cache", torch.zeros(2))
+    snapshot = Snapshot(list(model.parameters()), optimizer, model, offload=False)
+    snapshot.take()
+    model.register_buffer("cache", torch.ones(5))
+    model.register_buffer("another", torch.ones(1))
+    snapshot.restore()
+    assert torch.equal(model.cache, torch.ones(5))
+    assert torch.equal(model.another, torch.ones(1))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_resumed_run_can_go_back_to_where_the_unbroken_one_could(kind: str) -> None:
+    model, optimizer = build(kind)
+    for step in range(3):
+        train_step(model, optimizer, step)
+    snapshot = Snapshot(list(model.parameters()), optimizer, model, offload=False)
+    snapshot.take()
+    then = everything(model, optimizer)
+    train_step(model, optimizer, 3)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict(), there_and_back(snapshot.state_dict())], file)
+    file.seek(0)
+    weights, state, kept = torch.load(file, weights_only=True)
+    model, optimizer = build(kind)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    snapshot = Snapshot(list(model.parameters()), optimizer, model, offload=False)
+    snapshot.load_state_dict(kept)
+    snapshot.restore()
+    assert_same(everything(model, optimizer), then)
+
+
+def test_a_snapshot_follows_state_that_goes_and_changes_shape() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = SGD([weight], 0.1)
+    snapshot = Snapshot([weight], optimizer, nn.Module(), offload=False)
+    optimizer.state[weight] = {"gone": torch.ones(2), "grown": torch.ones(2)}
+    snapshot.take()
+    optimizer.state[weight] = {"grown": torch.full((3,), 2.0)}
+    snapshot.take()
+    optimizer.state[weight]["grown"].fill_(7)
+    snapshot.restore()
+    assert optimizer.state[weight].keys() == {"grown"}
+    assert optimizer.state[weight]["grown"].tolist() == [2, 2, 2]
+
+
+# ---------------------------------------------------------------------- in a run
+
+
+EVERY = 6
+
+
+class Run:
+    """AutoLR on the small net; ``poison(step)`` says by what the weights are multiplied after a step."""
+
+    def __init__(self, kind: str, poison: Callable[[int], float | None], **options: Any) -> None:
+        self.model, self.optimizer = build(kind)
+        self.poison = poison
+        settings: dict[str, Any] = {"total_steps": 400, **options}
+        probe = hdet.Probe(lambda x: loss_of(self.model, x), lambda k: batch(10_000 + k), model=self.model)
+        self.auto = fixed_windows(EVERY, self.optimizer, probe=probe, **settings)
+        self.step = 0
+
+    def __call__(self) -> hdet.SyncRecord | None:
+        train_step(self.model, self.optimizer, self.step)
+        by = self.poison(self.step)
+        if by is not None:
+            with torch.no_grad():
+                self.model.layers[-1].weight.mul_(by)
+        self.step += 1
+        return self.auto.step()
+
+    def until_a_record(self, at_most: int) -> hdet.SyncRecord:
+        for _ in range(at_most):
+            if (record := self()) is not None:
+                return record
+        raise AssertionError("no window has ended")
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("by", [1e6, math.nan, math.inf])
+@pytest.mark.parametrize("kind", ["adamw", "momentum"])
+@pytest.mark.parametrize("window", [0, 1, 2, 7])
+def test_an_explosion_is_undone(kind: str, by: float, offload: bool, window: int) -> None:
+    """In the first window too, where nothing is measured yet but how far the weights went."""
+    at = window * EVERY + 2
+    run = Run(kind, lambda step: by if step == at else None, offload=offload)
+    for _ in range(window * EVERY):
+        run()
+    start, lr = everything(run.model, run.optimizer), run.auto.get_last_lr()[0]
+    record = run.until_a_record(EVERY)
+    assert record.step < (window + 1) * EVERY, "nobody waits for the window's end"
+    assert record.horizon[0].action == "back"
+    assert_same(everything(run.model, run.optimizer), start)
+    assert run.auto.get_last_lr()[0] == pytest.approx(lr / (3 if window else 100))
+    assert len(record.events) == 1
+    assert f"back to the weights of step {window * EVERY}" in record.events[0]
+    assert run.until_a_record(EVERY).horizon[0].action != "back", "and training goes on from there"
+
+
+def test_steps_that_were_undone_are_not_travelled() -> None:
+    """v counts steps that led somewhere: 4.5 of the window before and 5.5 of the one after, not ten more."""
+    weight = nn.Parameter(torch.ones(50))
+    model = nn.Module()
+    model.weight = weight
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    probe = hdet.Probe(lambda k: weight.sum(), lambda k: k, model=model)  # a plane: every gradient is 1
+    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=100_000)
+    seen = []
+    for step in range(60):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+        if step == 45:
+            with torch.no_grad():
+                weight.add_(1e6)
+        record = auto.step()
+        seen += [record] if record is not None else []
+    assert [record.horizon[0].action for record in seen][4:] == ["back", "up"]
+    lrs = [record.hyperparameters[0].base_before for record in seen]
+    for previous, now in ((2, 3), (3, 5)):
+        travelled = (4.5 * lrs[previous] + 5.5 * lrs[now]) / 10 * 100_000
+        assert seen[now].horizon[0].speed == pytest.approx(travelled, rel=1e-2)
+
+
+def test_the_way_back_is_gone_five_times_in_a_row_at_most() -> None:
+    run = Run("adamw", lambda step: math.nan if step >= 5 * EVERY else None)
+    for _ in range(5 * EVERY):
+        run()
+    good = run.model.layers[0].weight.detach().clone()
+    lr = run.auto.get_last_lr()[0]
+    for count in range(1, 6):
+        run.until_a_record(EVERY)
+        assert run.auto.get_last_lr()[0] == pytest.approx(lr / 3**count)
+        assert torch.equal(run.model.layers[0].weight, good)
+    with pytest.raises(
+        RuntimeError, match=r"AutoLR.step: step \d+: the probe's loss rose from \S+ to nan"
+    ) as error:
+        run.until_a_record(EVERY)
+    assert "5 retries, 5 in all" in str(error.value)
+    assert "Check the loss for NaN" in str(error.value)
+
+
+def test_the_way_back_is_gone_twenty_times_at_most() -> None:
+    """Although windows in between go well."""
+
+    def poison(step: int) -> float | None:
+        return math.nan if step > 30 and step % (3 * EVERY) == 0 else None
+
+    run = Run("adamw", poison, total_steps=1000, patience=None)
+    actions: list[str] = []
+
+    def train() -> None:
+        for _ in range(700):
+            record = run()
+            actions.append(record.horizon[0].action if record is not None else "")
+
+    with pytest.raises(RuntimeError, match=r"0 retries, 20 in all"):
+        train()
+    assert actions.count("back") == 20
+
+
+def test_a_weight_that_the_probe_does_not_use_counts_too() -> None:
+    """An embedding's rows: not finite, and no probe batch looks them up. The learning rate stays a number."""
+    table = nn.Embedding(20, 4)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    probe = hdet.Probe(lambda k: table(torch.tensor([0, 1])).square().sum(), lambda k: k, model=table)
+    auto = fixed_windows(5, optimizer, probe=probe, total_steps=100)
+    actions = []
+    for step in range(30):
+        optimizer.zero_grad()
+        table(torch.tensor([0, 1])).square().sum().backward()
+        optimizer.step()
+        if step == 17:
+            with torch.no_grad():
+                table.weight[19].fill_(math.nan)
+        record = auto.step()
+        actions += [record.horizon[0].action] if record else []
+        assert math.isfinite(auto.get_last_lr()[0])
+    assert actions[3] == "back"
+    assert table.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("steepness", [3e5, 1e6, 1e9])
+def test_a_loss_so_steep_that_even_the_first_learning_rate_is_too_high(steepness: float) -> None:
+    """At 1e-5 plain gradient descent diverges on these from the first step on."""
+    weight = nn.Parameter(torch.ones(4))
+    model = nn.Module()
+    model.weight = weight
+
+    def loss(_: object = None) -> Tensor:
+        return 0.5 * steepness * weight.square().sum()
+
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    auto = hdet.AutoLR(optimizer, probe=hdet.Probe(loss, lambda k: k, model=model), total_steps=400)
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        auto.step()
+    assert weight.abs().max() < 1e-3

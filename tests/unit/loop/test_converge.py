@@ -1,0 +1,79 @@
+"""What is averaged beside the weights, and how far the replicas were apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import AdamW, NAdam
+
+import hdet
+from hdet.loop.converge import Converge
+from tests.fakes import Alike, Faster
+
+
+class Planning(Alike):
+    """Counts the tensors of every plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planned: list[int] = []
+
+    def plan_mean(self, tensors: Any, buffers: Any = ()) -> Any:
+        self.planned.append(len(tensors))
+        return super().plan_mean(tensors, buffers)
+
+
+def test_state_of_one_number_is_averaged_as_well() -> None:
+    """NAdam keeps a product of momenta, which differs where momenta do."""
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = NAdam([weight])
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    kept = dict(Converge(Alike(), optimizer, None, with_state=True)._kept(weight))
+    assert set(kept) == {"exp_avg", "exp_avg_sq", "mu_product"}
+
+
+def test_state_is_averaged_only_for_what_is_really_explored() -> None:
+    for spread, tensors in ((0.5, 3), (0.0, 1)):
+        replicas = Planning()
+        weight = nn.Parameter(torch.zeros(2))
+        optimizer = AdamW([weight])
+        explore = [hdet.LearningRate(), hdet.Betas(1, spread=spread)]
+        ensemble = hdet.Ensemble(optimizer, explore, sync_every=1, replicas=replicas)
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        ensemble.step(1.0)
+        assert replicas.planned[-1] == tensors
+
+
+def test_parameters_unfrozen_later_are_averaged() -> None:
+    replicas = Planning()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=1, replicas=replicas)
+    for step in range(4):
+        if step == 2:
+            model[0].requires_grad_(True)
+        optimizer.step()
+        ensemble.step()
+    assert replicas.planned == [2, 4]
+
+
+def test_the_gauge_follows_parameters_into_new_memory() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], sync_every=2, replicas=Faster())
+    predicted = []
+    for step in range(8):
+        if step == 3:
+            weight.data = weight.data.clone()
+        weight.grad = torch.ones(4)
+        optimizer.step()
+        record = ensemble.step(1.0)
+        predicted += [max(record.distance_predicted)] if record else []
+    assert predicted[0] == pytest.approx(predicted[-1], rel=1e-5)
+    assert predicted[-1] > 0

@@ -1,0 +1,144 @@
+"""Who is answered, with what, and what watching costs. tests/browser has the page that asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdet.report.server import Feed, Server
+from tests.browser.histories import opening, save, sync
+
+
+@contextmanager
+def serving(watch: Server) -> Iterator[str]:
+    thread = threading.Thread(target=watch.serve, daemon=True)
+    thread.start()
+    try:
+        yield watch.url
+    finally:
+        watch.stop()
+        thread.join(10)
+
+
+def ask(url: str, **headers: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, ""
+
+
+def test_it_listens_to_this_machine_alone(tmp_path: Path) -> None:
+    watch = Server([tmp_path / "run.jsonl"])
+    with serving(watch) as url:
+        assert url.startswith("http://127.0.0.1:")
+        assert ask(url)[0] == 200
+        assert ask(url + "elsewhere")[0] == 404
+        # A page of another name that was made to resolve to this machine.
+        assert ask(url, Host="evil.example")[0] == 403
+        assert ask(url + "records", Host="evil.example:80")[0] == 403
+
+
+def test_elsewhere_it_asks_for_a_token(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a token must be given"):
+        Server([tmp_path / "run.jsonl"], host="0.0.0.0")
+    watch = Server([tmp_path / "run.jsonl"], host="127.0.0.1", token="secret")
+    with serving(watch) as url:
+        assert url.endswith("/?token=secret")
+        assert ask(url)[0] == 200
+        assert ask(url.replace("secret", "guess"))[0] == 403
+        assert ask(url.split("?")[0])[0] == 403
+        assert ask(url.split("?")[0] + "records?token=")[0] == 403
+
+
+def test_a_page_is_sent_what_it_has_not_seen(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    feed = Feed([path])
+    feed.look()
+    first = feed.answer("", 0)
+    assert (first["lines"], first["runs"][0]["exists"]) == ({}, False)
+    save(path, [opening(), sync(0)])
+    feed.look()
+    told = feed.answer(first["epoch"], first["cursor"])
+    assert len(told["lines"][0]) == 2
+    assert feed.answer("another server's", 7)["lines"] == told["lines"]
+    assert feed.answer(told["epoch"], told["cursor"], wait=0.01)["lines"] == {}
+    save(tmp_path / "new", [sync(5)]).replace(path)
+    feed.look()
+    anew = feed.answer(told["epoch"], told["cursor"])
+    assert anew["epoch"] != told["epoch"]
+    assert [json.loads(line)["step"] for line in anew["lines"][0]] == [60]
+
+
+def test_a_waiting_page_is_answered_at_once(tmp_path: Path) -> None:
+    path = save(tmp_path / "run.jsonl", [sync(0)])
+    feed = Feed([path])
+    feed.look()
+    seen = feed.answer("", 0)
+    answers: list[dict[str, Any]] = []
+    waits = threading.Thread(target=lambda: answers.append(feed.answer(seen["epoch"], seen["cursor"])))
+    waits.start()
+    with path.open("a") as file:
+        file.write(json.dumps(sync(1)) + "\n")
+    feed.look()
+    waits.join(10)
+    assert len(answers[0]["lines"][0]) == 1
+
+
+def test_a_day_of_syncs_does_not_stay_in_memory(tmp_path: Path) -> None:
+    feed = Feed([save(tmp_path / "run.jsonl", [sync(i) for i in range(50)] * 3)])
+    feed.most_recent = 40
+    feed.look()
+    assert len(feed._recent) <= 40
+    assert len(feed.answer("", 0)["lines"][0]) == 150
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from Linux's /proc")
+def test_watching_takes_little_memory_and_little_of_a_core(tmp_path: Path) -> None:
+    """Under 50 MB after ten thousand records, and 2 % of a core while syncs come in."""
+    path = tmp_path / "run.jsonl"
+    line = json.dumps(sync(100)) + "\n"
+    path.write_text(line * 10_000)
+    command = [sys.executable, "-m", "hdet", "watch", str(path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        url = process.stdout.readline().split(" at ")[1].split()[0]
+        told = json.loads(ask(url + "records")[1])  # once there is something, all of it has been read
+        while told["runs"][0]["total"] < 10_000:
+            time.sleep(0.2)
+            told = json.loads(ask(url + "records")[1])
+        began, clock = _processor_seconds(process.pid), time.monotonic()
+        for _ in range(3):
+            with path.open("a") as file:
+                file.write(line)
+            asked = f"{url}records?epoch={told['epoch']}&cursor={told['cursor']}"
+            told = json.loads(ask(asked)[1])
+            time.sleep(1)
+        share = (_processor_seconds(process.pid) - began) / (time.monotonic() - clock)
+        pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        assert pages * os.sysconf("SC_PAGE_SIZE") < 50e6
+        assert share < 0.02
+    finally:
+        process.terminate()
+        process.wait(10)
+        assert process.stdout
+        process.stdout.close()
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
