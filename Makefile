@@ -12,20 +12,22 @@ READY_INTEGRATIONS := $(VENV_INTEGRATIONS)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 SPHINX := $(BIN)/python -m sphinx -W --keep-going -n -q -E
 
-# The tests that fail first when something is wrong, in two minutes: no processes, no benchmarks.
-QUICK := $(addprefix tests/unit/,hyperparameters probes replicas report schedules test_rooms.py \
-	test_arguments.py test_history.py test_one_cycle.py test_guard.py)
-
-.PHONY: demo quick test test-integrations docs docs-links chaos dist floors lint clean
+.PHONY: demo reproduce test test-all test-integrations docs docs-links chaos dist floors lint clean
 
 demo: $(READY)
 	$(BIN)/hdet demo
 
-test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Table 1 and Figures 2 and 3 of the paper, on a synthetic feed, in runs/reproduce: hours. Stopped, it goes on from there.
+reproduce: $(READY)
+	for name in table1 figure2 figure3; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks reproduce $$name || exit 1; done
 
-quick: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(QUICK)
+# What a contributor runs: every file of the package by itself, and the paper's method on two and four ranks.
+test: $(READY) lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit src tests/distributed/test_published.py tests/distributed/test_drop_in.py
+
+# The rest as well: recorded runs, ranks, faults, pages, benchmarks.
+test-all: $(READY) lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test-integrations: $(READY_INTEGRATIONS)
 	OMP_NUM_THREADS=1 $(VENV_INTEGRATIONS)/bin/python -m pytest -rs tests/integrations
@@ -44,11 +46,11 @@ chaos: $(READY)
 
 # The wheel and the sdist, installed and tried where the checkout is not in sight.
 dist: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.dist
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.tools.dist
 
 # Each pair of Python and torch that is promised and can be had here, in an environment of its own: half an hour.
 floors: $(READY)
-	$(BIN)/python -m tools.floors
+	$(BIN)/python -m benchmarks.tools.floors
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
