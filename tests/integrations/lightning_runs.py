@@ -86,7 +86,7 @@ def one_cycle(module: Any, optimizers: Any, **options: Any) -> hdet.OneCycleAuto
 
 
 def auto_tune(module: Any, optimizers: Any, **options: Any) -> hdet.AutoTune:
-    given = {"probe": probe_of(module), "total_steps": STEPS, **options}
+    given = {"probe": probe_of(module), "total_steps": STEPS, "gradients": "all", **options}
     return hdet.AutoTune(optimizers, [hdet.WeightDecay()], **given)
 
 

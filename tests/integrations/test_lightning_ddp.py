@@ -120,16 +120,16 @@ def test_validation_checkpoint_and_early_stop_see_the_mean(ranks: LocalProcesses
     assert torch.equal(a["end"], a["seen"][STOP + 3])
 
 
-def resumed(rank: int, folder: str, kind: str) -> Tensor:
+def resumed(rank: int, folder: str, kind: str, at: int) -> Tensor:
     def run(build: Any, **options: Any) -> Any:
-        saves = ModelCheckpoint(folder, "{step}", every_n_train_steps=24, save_top_k=-1)
+        saves = ModelCheckpoint(folder, "{step}", every_n_train_steps=at, save_top_k=-1)
         return by_lightning(build, saves, loader=Resumable(rank, 2), **options)[0]
 
     unbroken, again = Noted(DOORS[kind]), Noted(DOORS[kind])
     expected = run(unbroken)
-    found = run(again, ckpt_path=Path(folder) / "step=24.ckpt")
+    found = run(again, ckpt_path=Path(folder) / f"step={at}.ckpt")
     assert torch.equal(flat(found), flat(expected))
-    later = [line for line in unbroken.decisions if line["step"] > 24]
+    later = [line for line in unbroken.decisions if line["step"] > at]
     if kind == "auto_lr" and rank == 0:  # nothing diverges, so no rank learns what the others' losses were
         later[0]["losses"] = again.decisions[0]["losses"]
     assert again.decisions == later
@@ -137,47 +137,52 @@ def resumed(rank: int, folder: str, kind: str) -> Tensor:
     return flat(found)
 
 
-@pytest.mark.parametrize("kind", DOORS)
-def test_a_resumed_run_equals_the_unbroken_one(ranks: LocalProcesses, tmp_path: Path, kind: str) -> None:
-    """Step 24 is within an epoch, a round and a window; there is one checkpoint, rank 0's."""
-    a, b = ranks.run(on_rank, resumed, str(tmp_path), kind, size=2)
+@pytest.mark.parametrize(("kind", "at"), [("auto_lr", 24), ("one_cycle", 24), ("auto_tune", 10)])
+def test_a_resumed_run_equals_the_unbroken_one(
+    ranks: LocalProcesses, tmp_path: Path, kind: str, at: int
+) -> None:
+    """Step 24 is within an epoch, a round and a window; there is one checkpoint, rank 0's. Replicas that
+    differ in a window each have a path of their own, so AutoTune resumes from a window's end."""
+    a, b = ranks.run(on_rank, resumed, str(tmp_path), kind, at, size=2)
     assert torch.equal(a, b)
 
 
 class Takes(pl.Callback):
-    """Takes the module's weights while the replicas are apart, and saves whole checkpoints, too."""
+    """Takes the module's weights while the replicas differ, and saves a whole checkpoint, too."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, whole: int) -> None:
+        self.folder, self.whole = folder, whole
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if trainer.global_step == STOP:
+        if trainer.global_step == self.whole:
             trainer.save_checkpoint(f"{self.folder}/whole.ckpt")
         if trainer.global_step == STOP + 1:
             trainer.save_checkpoint(f"{self.folder}/weights.ckpt", weights_only=True)
 
 
-def said(rank: int, folder: str, kind: str, options: dict[str, Any]) -> list[str]:
+def said(rank: int, folder: str, kind: str, whole: int) -> list[str]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("hdet").addHandler(handler)
     try:
-        by_lightning(Noted(DOORS[kind], **options), Takes(folder), ranks=2, max_epochs=1)
+        by_lightning(Noted(DOORS[kind]), Takes(folder, whole), ranks=2, max_epochs=1)
     finally:
         logging.getLogger("hdet").removeHandler(handler)
     return [line for line in lines if line.startswith("HDETCallback")]
 
 
 def test_weights_that_are_taken_apart_are_said_so(ranks: LocalProcesses, tmp_path: Path) -> None:
-    for lines in ranks.run(on_rank, said, str(tmp_path), "one_cycle", {}, size=2):
+    for lines in ranks.run(on_rank, said, str(tmp_path), "one_cycle", STOP, size=2):
         (line,) = lines
         assert f"step {STOP + 1}: the module's state_dict was taken" in line
 
 
 def test_a_window_that_is_saved_half_way_is_said(ranks: LocalProcesses, tmp_path: Path) -> None:
-    a, b = ranks.run(on_rank, said, str(tmp_path), "auto_tune", {}, size=2)
-    assert [line for line in a if "holds rank 0's path" in line] == a[:1]
+    a, b = ranks.run(on_rank, said, str(tmp_path), "auto_tune", STOP + 2, size=2)
+    (line,) = (line for line in a if "path" in line)
+    assert f"step {STOP + 2}: a checkpoint within a window" in line
+    assert "holds rank 0's path" in line
     assert not any("path" in line for line in b)
 
 
