@@ -12,7 +12,7 @@ READY_INTEGRATIONS := $(VENV_INTEGRATIONS)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 SPHINX := $(BIN)/python -m sphinx -W --keep-going -n -q -E
 
-.PHONY: demo reproduce test test-all test-integrations docs docs-links chaos dist floors lint clean
+.PHONY: demo reproduce test test-all test-integrations docs docs-links chaos dist floors mutate lint clean
 
 demo: $(READY)
 	$(BIN)/hdet demo
@@ -51,6 +51,10 @@ dist: $(READY)
 # Each pair of Python and torch that is promised and can be had here, in an environment of its own: half an hour.
 floors: $(READY)
 	$(BIN)/python -m benchmarks.tools.floors
+
+# Forty lines of the package made wrong, one at a time, drawn by the commit's hash: half an hour or more.
+mutate: $(READY)
+	$(BIN)/python -m benchmarks.tools.mutate
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
