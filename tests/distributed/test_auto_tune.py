@@ -16,6 +16,7 @@ from hdet.autolr.drawn import DrawnShape
 from hdet.autolr.policy import Horizon
 from hdet.autolr.rule import HorizonController
 from hdet.autolr.shapes import WarmStableDecay
+from hdet.history import SyncRecord
 from hdet.loop.cycle import Cycle
 from hdet.loop.policy import Policy
 from hdet.loop.windows import Windows
@@ -51,7 +52,7 @@ class Run:
             total_steps=STEPS,
         )
 
-    def step(self, step: int) -> hdet.SyncRecord | None:
+    def step(self, step: int) -> SyncRecord | None:
         classifier.advance(self.model, self.criterion, self.optimizer, self.rank, step)
         return self.tune.step()
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import hdet
 from hdet import history
+from hdet.history import SyncRecord
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed import tasks
 from tests.distributed.classifier import (
@@ -55,7 +56,7 @@ class Run:
     def own(self) -> tuple[float, float]:
         return self.model.drop.p, self.criterion.label_smoothing
 
-    def step(self, step: int) -> hdet.SyncRecord | None:
+    def step(self, step: int) -> SyncRecord | None:
         loss = advance(self.model, self.criterion, self.optimizer, self.rank, step)
         return self.ensemble.step(loss)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import hdet
-from hdet import HyperparameterRecord, SyncRecord, history
+from hdet import history
+from hdet.history import HyperparameterRecord, SyncRecord, read_history
 
 
 def shown(records: Sequence[SyncRecord]) -> list[str]:
@@ -95,7 +95,7 @@ def test_a_line_that_lacks_something_is_named_by_its_number(tmp_path: Path, line
     history.append(path, record(10))
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(ValueError, match="line 2 of"):
-        hdet.read_history(path)
+        read_history(path)
 
 
 @pytest.mark.parametrize("torn", [b"{", b'{"kind": "run", "id"', b"\xff\xfe", b"x" * 200_000])
@@ -104,7 +104,7 @@ def test_a_torn_tail_is_cut_before_the_next_line(tmp_path: Path, torn: bytes) ->
     path = tmp_path / "history.jsonl"
     for before in (b"", (record(10).to_json() + "\n").encode()):
         path.write_bytes(before + torn)
-        assert shown(hdet.read_history(path)) == shown([record(10)] if before else [])
+        assert shown(read_history(path)) == shown([record(10)] if before else [])
         history.append(path, record(20))
         assert path.read_bytes() == before + (record(20).to_json() + "\n").encode()
         assert history.cut_torn_tail(path) == 0
@@ -120,8 +120,8 @@ def test_what_a_resumed_run_took_again_is_told_once(tmp_path: Path) -> None:
     history.note(path, "run", id="b", resumed_at=10)
     for step in (20, 30, 40):
         history.append(path, record(step))
-    assert [r.step for r in hdet.read_history(path)] == [10, 20, 30, 40]
-    assert [r.step for r in hdet.read_history(path, superseded=True)] == [10, 20, 30, 20, 30, 40]
+    assert [r.step for r in read_history(path)] == [10, 20, 30, 40]
+    assert [r.step for r in read_history(path, superseded=True)] == [10, 20, 30, 20, 30, 40]
 
 
 def test_records_are_frozen() -> None:
@@ -143,11 +143,11 @@ def test_runs_in_one_file_are_told_apart(tmp_path: Path) -> None:
     first, again, second = (history.of_note("run", **more) for more in ({}, {"resumed_at": 10}, {}))
     for line in (first, record(10), record(20), again, record(20), second, record(10)):
         history.write(path, line if isinstance(line, dict) else history.of_sync(line))
-    assert [r.step for r in hdet.read_history(path)] == [10]
-    assert [r.step for r in hdet.read_history(path, run=0)] == [10, 20]
-    assert [r.step for r in hdet.read_history(path, run=-2, superseded=True)] == [10, 20, 20]
+    assert [r.step for r in read_history(path)] == [10]
+    assert [r.step for r in read_history(path, run=0)] == [10, 20]
+    assert [r.step for r in read_history(path, run=-2, superseded=True)] == [10, 20, 20]
     with pytest.raises(IndexError, match=r"run must be from 0 to 1 of .*, got 2"):
-        hdet.read_history(path, run=2)
+        read_history(path, run=2)
 
 
 def test_two_runs_that_write_at_once_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -93,7 +93,8 @@ class Announcer:
     ) -> None:
         if on_event is not None and not callable(on_event):
             raise TypeError(
-                f"{caller}: on_event must be a function of one hdet.Event, got {type(on_event).__name__}"
+                f"{caller}: on_event must be a function of one hdet.loop.announce.Event, got "
+                f"{type(on_event).__name__}"
             )
         self._caller = caller
         self._speaks = speaks

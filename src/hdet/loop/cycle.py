@@ -56,9 +56,9 @@ class Cycle:
         design: how values are dealt to replicas; None takes whichever serves the policies best.
         model: makes its buffers known, which are then averaged too.
         seed: of the deals. No global random state is read or written.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+        history: a JSONL file to which rank 0 appends every :class:`~hdet.history.SyncRecord`; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
-        on_event: called with every :class:`Event`, on every rank.
+        on_event: called with every :class:`~hdet.loop.announce.Event`, on every rank.
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
     """

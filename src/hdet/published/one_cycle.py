@@ -86,9 +86,9 @@ class OneCycleAutoLR(Door, OneCycleLR):
         seed: of the reassignments. Global random states are never touched. Give two schedulers of one run
             (two optimizers) different seeds, or their replicas explore in step.
         model: makes buffers known, which are then averaged with the parameters.
-        history: a JSONL file to which rank 0 appends one :class:`~hdet.SyncRecord` per sync; or a
+        history: a JSONL file to which rank 0 appends one :class:`~hdet.history.SyncRecord` per sync; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
-        on_event: called with every :class:`~hdet.Event` at the end of its step, on every rank.
+        on_event: called with every :class:`~hdet.loop.announce.Event` at the end of its step, on every rank.
 
     Example:
         >>> import torch

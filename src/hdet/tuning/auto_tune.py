@@ -143,7 +143,7 @@ def _check(explore: object, regression: object) -> None:
         )
     if regression is not None and not isinstance(regression, RegressionController):
         raise TypeError(
-            "AutoTune: regression must be a hdet.RegressionController, got "
+            "AutoTune: regression must be a hdet.tuning.regression.RegressionController, got "
             f"{type(regression).__name__}; rule= is the learning rate's"
         )
 

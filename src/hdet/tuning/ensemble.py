@@ -47,7 +47,7 @@ class Ensemble(Cycle):
         total_steps: S, at which the replicas are converged even where T does not divide it.
 
         controller: *what moves.* The rule that moves the base values at each sync. None only fans out and
-            converges, but with a probe it is a :class:`RegressionController`.
+            converges, but with a probe it is a :class:`~hdet.tuning.regression.RegressionController`.
         probe: judges replicas by held-out batches instead of the training loss, regularisers off.
         control_after: S_w, the first step at which the controller acts.
         design: how values are dealt to replicas: ``"permutation"`` (the paper), ``"orthogonal"``, or by
@@ -60,9 +60,9 @@ class Ensemble(Cycle):
         replicas: given instead of ``process_group`` by those who bring their own.
 
         seed: of the reassignments. No global random state is read or written.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+        history: a JSONL file to which rank 0 appends every :class:`~hdet.history.SyncRecord`; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
-        on_event: called with every :class:`Event` at the end of its step, on every rank.
+        on_event: called with every :class:`~hdet.loop.announce.Event` at the end of its step, on every rank.
 
     What the forward pass reads (dropout, label smoothing, temperature) holds this replica's own value while
     training goes on. :meth:`at_base` shows the base values, for an evaluation or a checkpoint;
@@ -144,8 +144,8 @@ def _check(sync_every: int, schedule: object, total_steps: object, controller: o
         raise TypeError(f"Ensemble: total_steps must be an integer, or None, got {total_steps!r}")
     if controller is not None and not isinstance(controller, (Controller, RegressionController)):
         raise TypeError(
-            "Ensemble: controller must be a hdet.SoftmaxController or a hdet.RegressionController, got "
-            f"{controller!r}"
+            "Ensemble: controller must be a hdet.published.softmax.SoftmaxController or a "
+            f"hdet.tuning.regression.RegressionController, got {controller!r}"
         )
     check_sync_every("Ensemble", sync_every)
 

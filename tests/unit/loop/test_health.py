@@ -15,6 +15,7 @@ from torch.optim import SGD
 import hdet
 from hdet.loop.converge import Converge
 from hdet.loop.health import Health, Watch, lost_buffers
+from hdet.published.softmax import SoftmaxController
 from hdet.replicas import SoloReplica
 from tests.fakes import Alike, Attention
 from tests.unit.hyperparameters.scenes import train
@@ -147,7 +148,7 @@ def said(
     return "\n".join(line for line in warnings if GREEDY in line or BLIND in line)
 
 
-VOTE = hdet.SoftmaxController()
+VOTE = SoftmaxController()
 
 
 def test_a_regulariser_judged_by_the_training_loss_is_warned_of_once(caplog: Any) -> None:
@@ -173,7 +174,7 @@ def test_nothing_is_said_where_the_signal_is_sound(caplog: Any) -> None:
     sound: list[tuple[list[str], Any]] = [
         (
             ["dropout", "smoothing"],
-            {"probe": True, "gradients": "none", "controller": hdet.SoftmaxController()},
+            {"probe": True, "gradients": "none", "controller": SoftmaxController()},
         ),
         (["weight decay"], {"probe": True}),
         (["silent dropout", "temperature"], own),  # not explored, and no regulariser

@@ -185,9 +185,9 @@ def test_a_resumed_steering_goes_on_as_the_unbroken_one() -> None:
 
 def test_a_state_of_fewer_hyperparameters_says_nothing_to_a_regression() -> None:
     optimizer = AdamW([nn.Parameter(torch.zeros(1))], weight_decay=0.1)
-    one = bound(Regression([], Every(1), hdet.RegressionController()), hdet.WeightDecay().bind(optimizer))
+    one = bound(Regression([], Every(1), RegressionController()), hdet.WeightDecay().bind(optimizer))
     axes = [*hdet.WeightDecay().bind(optimizer), *hdet.Betas(2).bind(optimizer)]
-    two = bound(Regression([], Every(1), hdet.RegressionController()), axes)
+    two = bound(Regression([], Every(1), RegressionController()), axes)
     fresh = two.state_dict()["joint"]
     two.load_state_dict({**two.state_dict(), "joint": one.state_dict()["joint"]})
     assert two.state_dict()["joint"] == fresh
