@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 import hdet
 from hdet.hyperparameters import Axis, Explorable, LearningRate
 from hdet.loop.fan_out import FanOut
-from hdet.loop.parameters import checksum, describe, trained_parameters
+from hdet.loop.optimizers import checksum, describe, trained_parameters
 from hdet.loop.policy import Policy
 from hdet.replicas import Replicas, local
 

@@ -29,8 +29,7 @@ from hdet.loop.health import Watch, blind_signals, lost_buffers, overwritten
 from hdet.loop.hooks import StepHooks, take_over
 from hdet.loop.levels import Design, choose_design
 from hdet.loop.meeting import Gathered, Meeting
-from hdet.loop.optimizers import parts_of
-from hdet.loop.parameters import every_parameter
+from hdet.loop.optimizers import every_parameter, parts_of
 from hdet.loop.policy import Context, Decided, Policy, Seen
 from hdet.loop.schedule import CoveredSchedule, Schedule
 from hdet.loop.state import Owner, check_fits
@@ -413,7 +412,9 @@ class Cycle:
         self._fan_out.restore()
         decided = self._decide(judging, gathered)
         if decided.went_back:
-            self._converge.went_back(diverges=self._diverges)
+            if self._diverges:  # the weights are the same everywhere, buffers were each rank's own
+                self._converge()
+            self._converge.forget()
         self.schedule.look()
         for kind, doubt in doubts.items():
             self._announcer.say_once(logging.WARNING, doubt, kind)

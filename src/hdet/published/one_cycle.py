@@ -38,8 +38,7 @@ from hdet.loop.checks import check_sync_every
 from hdet.loop.comparison import Fixed
 from hdet.loop.cycle import Cycle, Door
 from hdet.loop.hooks import take_over
-from hdet.loop.optimizers import unwrapped
-from hdet.loop.parameters import describe
+from hdet.loop.optimizers import describe, unwrapped
 from hdet.loop.policy import Policy
 from hdet.loop.state import check_fits
 from hdet.loop.windows import Every
