@@ -21,7 +21,7 @@ from hdet.loop.cycle import Cycle
 from hdet.loop.windows import Windows
 from hdet.replicas import replicas_of
 from hdet.replicas.launch import LocalProcesses
-from hdet.tuning.compare import Regression
+from hdet.tuning.policies import Regression
 from hdet.tuning.regression import RegressionController
 from tests.distributed import tasks
 

@@ -202,7 +202,7 @@ class Cycle:
         doubts = [self._agreement.doubt(), *(axis.doubt for axis in axes)]
         doubts += [fan_out.doubt()] if jointly else []
         for policy in self._policies:
-            doubts += policy.doubts()
+            doubts += policy.warnings()
             if replicas.size > 1:
                 doubts += blind_signals(policy.axes, own_gradients=own, by_training_loss=policy.needs_loss)
         if replicas.size > 1 and replicas.local_count == 1 and model is None and self._diverges:

@@ -148,6 +148,8 @@ class Policy(ABC):
     needs_loss = False
     #: Whether it looks at the weights between syncs: then only true optimizer steps are counted.
     follows_weights = False
+    #: The loss that :meth:`at_own` found; a replica whose loss is not finite has no part in the mean.
+    own_loss: float | Tensor | None = None
     #: How many steps each of its windows has; None where they differ.
     sync_every: int | None = None
     #: Whether it estimates all its hyperparameters together, so that the design must keep them apart.
@@ -167,7 +169,7 @@ class Policy(ABC):
         """Take the hyperparameters, bound to where they stand."""
         self.axes = list(axes)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What a user should know before training begins."""
         return []
 
@@ -217,11 +219,6 @@ class Policy(ABC):
     def at_own(self) -> Sequence[float | Tensor]:
         """Measured at this replica's own weights, before the mean."""
         return ()
-
-    @property
-    def own_loss(self) -> float | Tensor | None:
-        """The loss that :meth:`at_own` found; a replica whose loss is not finite has no part in the mean."""
-        return None
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """Measured once the weights are the mean of all replicas, the base values standing everywhere."""

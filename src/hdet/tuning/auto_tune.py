@@ -25,7 +25,7 @@ from hdet.loop.policy import Policy
 from hdet.probes import Probe
 from hdet.removed import refuse_removed
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
-from hdet.tuning.in_windows import Beside, InTurn
+from hdet.tuning.policies import SequentialRegression, WindowRegression
 from hdet.tuning.regression import RegressionController
 
 __all__ = ["AutoTune"]
@@ -102,7 +102,7 @@ class AutoTune(Search):
         alone = replicas.size == 1
 
         def beside(horizon: Horizon) -> list[Policy]:
-            kind = InTurn if alone else Beside
+            kind = SequentialRegression if alone else WindowRegression
             return [kind(list(explore), horizon, regression or RegressionController())]
 
         super().__init__(

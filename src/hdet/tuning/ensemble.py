@@ -23,11 +23,11 @@ from hdet.loop.policy import Policy
 from hdet.loop.schedule import Schedule
 from hdet.loop.windows import Every
 from hdet.probes import Probe
-from hdet.published.softmax import Controller
+from hdet.published.softmax import SoftmaxController
 from hdet.published.vote import Vote
 from hdet.removed import refuse_removed
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
-from hdet.tuning.compare import Regression
+from hdet.tuning.policies import Regression
 from hdet.tuning.regression import RegressionController
 
 __all__ = ["Ensemble"]
@@ -90,7 +90,7 @@ class Ensemble(Cycle):
         schedule: Schedule | None = None,
         sync_every: int = 1000,
         total_steps: int | None = None,
-        controller: Controller | RegressionController | None = None,
+        controller: SoftmaxController | RegressionController | None = None,
         probe: Probe | None = None,
         control_after: int = 0,
         design: Design | None = None,
@@ -142,7 +142,7 @@ def _check(sync_every: int, schedule: object, total_steps: object, controller: o
         )
     if total_steps is not None and not isinstance(total_steps, (int, float)):
         raise TypeError(f"Ensemble: total_steps must be an integer, or None, got {total_steps!r}")
-    if controller is not None and not isinstance(controller, (Controller, RegressionController)):
+    if controller is not None and not isinstance(controller, (SoftmaxController, RegressionController)):
         raise TypeError(
             "Ensemble: controller must be a hdet.published.softmax.SoftmaxController or a "
             f"hdet.tuning.regression.RegressionController, got {controller!r}"
@@ -153,7 +153,7 @@ def _check(sync_every: int, schedule: object, total_steps: object, controller: o
 def _policy(
     explore: Sequence[Explorable],
     rounds: Every,
-    controller: Controller | RegressionController | None,
+    controller: SoftmaxController | RegressionController | None,
     probe: Probe | None,
     act_from: int,
 ) -> Policy:

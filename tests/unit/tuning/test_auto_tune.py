@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import hdet
 from hdet.autolr.rule import HorizonController
 from hdet.history import SyncRecord
-from hdet.tuning.in_windows import windows_in_turn
+from hdet.tuning.policies import windows_in_turn
 
 SIZE, STEPS = 4, 240
 

@@ -19,7 +19,7 @@ from hdet.hyperparameters import Axis
 from hdet.loop.levels import orthogonal, permuted
 from hdet.loop.policy import Seen
 from hdet.loop.windows import Every
-from hdet.tuning.compare import Regression
+from hdet.tuning.policies import Regression
 from hdet.tuning.regression import RegressionController
 from tests.fakes import bound
 
