@@ -76,7 +76,7 @@ class Axis(ABC):
     #: Whether it makes the optimizer's state differ although the gradient is shared.
     bends_state = False
     #: A warning to log before training begins, if any.
-    doubt = ""
+    warning = ""
 
     @property
     @abstractmethod
@@ -186,7 +186,7 @@ class ScalarAxis(Axis):
         scale: its coordinate and bounds.
         spread: in units of the coordinate.
         off: for a regulariser, the value without effect.
-        doubt, acts_in_step, needs_own_gradients, bends_state: as in :class:`Axis`.
+        warning, acts_in_step, needs_own_gradients, bends_state: as in :class:`Axis`.
     """
 
     #: Called by :meth:`close`.
@@ -200,7 +200,7 @@ class ScalarAxis(Axis):
         spread: float,
         *,
         off: float | None = None,
-        doubt: str = "",
+        warning: str = "",
         acts_in_step: bool = False,
         needs_own_gradients: bool = False,
         bends_state: bool = False,
@@ -225,7 +225,7 @@ class ScalarAxis(Axis):
         self.name = name
         self.spread = spread
         self.regulariser = off is not None
-        self.doubt = doubt
+        self.warning = warning
         self.acts_in_step = acts_in_step
         self.needs_own_gradients = needs_own_gradients
         self.bends_state = bends_state

@@ -62,14 +62,16 @@ class Dropout:
 
         kind = "dropout layers" if self.attribute is None else f"attribute {self.attribute!r}"
         places = _find("Dropout", self.model, self.layers, attribute_of, kind)
-        doubt = (
+        warning = (
             f"{self.name}: the model is compiled: each new probability compiles it again, and after "
             "torch._dynamo.config.recompile_limit of them (cache_size_limit in torch 2.6) torch runs it "
             "uncompiled. Raise that limit, or leave dropout out of what is compiled"
         )
-        doubt = doubt if _is_compiled(self.model) else ""
+        warning = warning if _is_compiled(self.model) else ""
         return [
-            ScalarAxis(self.name, places, scale, self.spread, off=0.0, doubt=doubt, needs_own_gradients=True)
+            ScalarAxis(
+                self.name, places, scale, self.spread, off=0.0, warning=warning, needs_own_gradients=True
+            )
         ]
 
 

@@ -215,7 +215,7 @@ def _axes(
     ):
         places = [_place(optimizer, i, key, element) for i in groups]
         held = [place.read() for place in places]
-        doubt = f"{title} is a tensor: every step waits for the device to read it; give a float"
+        warning = f"{title} is a tensor: every step waits for the device to read it; give a float"
         waits = any(isinstance(value, Tensor) and not value.is_cpu for value in held)
         axes.append(
             ScalarAxis(
@@ -224,7 +224,7 @@ def _axes(
                 scale,
                 spread,
                 off=off,
-                doubt=doubt if waits else "",
+                warning=warning if waits else "",
                 acts_in_step=True,
                 bends_state=bends_state,
             )

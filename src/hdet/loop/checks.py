@@ -227,15 +227,15 @@ class Agreement:
         self._far = self._far + 1 if apart > _FAR else 0
         if not math.isfinite(apart):  # lost weights are another matter, and told as such
             return ()
-        doubt = (
+        warning = (
             f"the ranks' weights differ, by {apart:.2g} of their norm, although nothing makes replicas "
             "diverge: gradients are not shared (DistributedDataParallel is missing), or the weights of one "
             "rank were written"
         )
         if self._far >= _IN_A_ROW:
-            raise RuntimeError(f"{self._caller}.step: {doubt}; so at {self._far} syncs in a row")
+            raise RuntimeError(f"{self._caller}.step: {warning}; so at {self._far} syncs in a row")
         told, self._told = self._told, True
-        return () if told else (doubt,)
+        return () if told else (warning,)
 
     # the weights that the replicas begin with
 
@@ -271,7 +271,7 @@ class Agreement:
             )
         return apart > 0
 
-    def doubt(self) -> str:
+    def warning(self) -> str:
         """What is odd about the weights before training. A collective where gradients are not shared."""
         if not self._own_gradients or not self._several:
             return ""

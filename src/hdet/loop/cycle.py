@@ -23,9 +23,9 @@ from hdet.history import History, SyncRecord
 from hdet.hyperparameters import Axis, Rows, refuse_shared_places, separate_learning_rates
 from hdet.loop.announce import Announcer, Event, events_of, unfinished
 from hdet.loop.checks import Agreement, agree_on_run, bind_together
-from hdet.loop.converge import Converge, predicted_distances
+from hdet.loop.converge import Converge
 from hdet.loop.fan_out import FanOut, Gradients, GradientSharing
-from hdet.loop.health import Watch, blind_signals, lost_buffers, overwritten
+from hdet.loop.health import blind_signals
 from hdet.loop.hooks import StepHooks, take_over
 from hdet.loop.levels import Design, choose_design
 from hdet.loop.meeting import Gathered, Meeting
@@ -104,7 +104,7 @@ class Cycle:
         self._own_gradients = sharing.own_gradients
         bound = bind_together(caller, replicas, optimizer, policies)
         try:
-            doubts = self._build(bound, schedule, design, model, seed)
+            warnings = self._build(bound, schedule, design, model, seed)
         except BaseException:
             for axis in (axis for own in bound for axis in own):
                 axis.close()
@@ -132,8 +132,8 @@ class Cycle:
         self._explained = 0.0
         self.resume_at(first_step)
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, self._fan_out.axes)
-        for doubt in doubts:
-            self._announcer.say_once(logging.WARNING, doubt)
+        for warning in warnings:
+            self._announcer.say_once(logging.WARNING, warning)
         self._announcer.say(logging.INFO, self._introduction())
         #: Whether the last step is logged; who says more of it does so itself.
         self.says_end = True
@@ -173,8 +173,6 @@ class Cycle:
         own = self._own_gradients
         #: Whether the replicas' weights differ between two syncs.
         self._diverges = own or bool(spread_out)
-        #: Whether they do so along one line, so that their distance follows from their multipliers.
-        self._collinear = not own and axes == fan_out.learning_rates
         if replicas.ranks_per_replica > 1 and any(axis.name == "gradient_clip" for axis in axes):
             refuse_flat_gradients(caller, "gradient_clip", every_parameter(optimizer))
         if self._diverges and design != "in turn":  # what one model tries in turn needs no other
@@ -183,8 +181,10 @@ class Cycle:
         self._converge = Converge(replicas, optimizer, model, with_state=with_state)
         how = {"own_gradients": own, "diverges": self._diverges}
         self._agreement = Agreement(caller, replicas, optimizer, fan_out, self._policies, **how)
-        self._meeting = Meeting(caller, replicas, fan_out, self._agreement, self._converge, **how)
-        self._watch = Watch(caller, **how)
+        collinear = not own and axes == fan_out.learning_rates
+        self._meeting = Meeting(
+            caller, replicas, fan_out, self._agreement, self._converge, **how, collinear=collinear
+        )
         context = Context(
             caller,
             optimizer,
@@ -199,19 +199,19 @@ class Cycle:
         self.schedule = CoveredSchedule(caller, schedule, optimizer, fan_out.learning_rates)
         if self._diverges:
             self._converge.plan()  # what cannot be averaged raises now, not at the first sync
-        doubts = [self._agreement.doubt(), *(axis.doubt for axis in axes)]
-        doubts += [fan_out.doubt()] if jointly else []
+        warnings = [self._agreement.warning(), *(axis.warning for axis in axes)]
+        warnings += [fan_out.warning()] if jointly else []
         for policy in self._policies:
-            doubts += policy.warnings()
+            warnings += policy.warnings()
             if replicas.size > 1:
-                doubts += blind_signals(policy.axes, own_gradients=own, by_training_loss=policy.needs_loss)
+                warnings += blind_signals(policy.axes, own_gradients=own, by_training_loss=policy.needs_loss)
         if replicas.size > 1 and replicas.local_count == 1 and model is None and self._diverges:
-            doubts.append(
+            warnings.append(
                 "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"
                 + ", and weights that FSDP keeps gathered after a forward pass alone are not given up"
                 * (replicas.ranks_per_replica > 1)
             )
-        return [doubt for doubt in doubts if doubt]
+        return [warning for warning in warnings if warning]
 
     def _introduction(self) -> str:
         """Who trains, how long, and what it takes: whoever was not found is missed at once."""
@@ -400,15 +400,7 @@ class Cycle:
         judging = [policy for policy in self._policies if policy.judges(self.steps)]
         gathered = self._meeting.sync(self.steps, self._round, self._training_loss, judging)
         self._since_sync = 0
-        predicted = tuple(math.nan for _ in gathered.losses)
-        if self._collinear:
-            predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
-        seen = gathered.losses, gathered.distances, predicted, gathered.divergence.rounding
-        doubts = self._watch(self.steps, *seen, began_apart=gathered.began_apart)
-        if self._diverges:
-            doubts |= overwritten(self._fan_out.axes)
-        else:  # where buffers are averaged, who has lost one takes the others'
-            doubts |= lost_buffers(self._converge.lost_buffers())
+        warnings = self._meeting.warnings(self.steps, gathered)
         self._fan_out.restore()
         decided = self._decide(judging, gathered)
         if decided.went_back:
@@ -416,8 +408,8 @@ class Cycle:
                 self._converge()
             self._converge.forget()
         self.schedule.look()
-        for kind, doubt in doubts.items():
-            self._announcer.say_once(logging.WARNING, doubt, kind)
+        for kind, warning in warnings.items():
+            self._announcer.say_once(logging.WARNING, warning, kind)
         events = [*gathered.odd, *decided.events]
         record = SyncRecord(
             step=self.steps,
@@ -426,9 +418,9 @@ class Cycle:
             weights=decided.weights,
             hyperparameters=decided.hyperparameters,
             distance_measured=gathered.distances,
-            distance_predicted=predicted,
+            distance_predicted=gathered.predicted,
             milliseconds=(time.perf_counter() - began) * 1e3,
-            events=(*dict.fromkeys(events), *doubts.values()),
+            events=(*dict.fromkeys(events), *warnings.values()),
             horizon=decided.horizon,
             held_out=decided.held_out,
             held_out_mean=decided.held_out_mean,

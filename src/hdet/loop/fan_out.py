@@ -149,7 +149,7 @@ class FanOut:
         """Whether any arm has another value than the base in this round."""
         return any(map(any, self.levels))
 
-    def doubt(self) -> str:
+    def warning(self) -> str:
         """Whether the design tells hyperparameters apart poorly."""
         count = sum(axis.spread > 0 for axis in self.axes)
         if self._deal is not permuted or count < 2 or self.arms == 1 or count <= (self.arms - 1) / 2:

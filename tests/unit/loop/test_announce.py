@@ -50,7 +50,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- log lines
 
 
-def test_a_doubt_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     optimizer, ensemble = made(replicas=Alike(rank=0))
     steps(optimizer, ensemble, 6)
     for record in ensemble.history:

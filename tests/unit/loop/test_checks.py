@@ -115,7 +115,7 @@ def test_replicas_are_compared_once_where_they_began() -> None:
     found.forget()
     assert found.check_start() is True, "a warm start's noise"
     for other in (nn.Linear(1, 1), nn.Linear(50, 50), nn.LayerNorm(2)):
-        agreement(other, replicas, own_gradients=True)[0].doubt()
+        agreement(other, replicas, own_gradients=True)[0].warning()
     assert len({len(row) for row in replicas.rows}) == 1, "as many numbers whatever the model"
 
 
