@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.axis import Place, ScalarAxis
+from hdet.hyperparameters.axis import Location, ScalarAxis
 from hdet.hyperparameters.scales import LogScale, Scale, check_bounds
 
 __all__ = ["Hyperparameter"]
@@ -65,7 +65,7 @@ class Hyperparameter:
         return [
             ScalarAxis(
                 self.name,
-                [Place(self.read, self.write)],
+                [Location(self.read, self.write)],
                 scale,
                 spread if self.spread is None else self.spread,
                 off=self.off,

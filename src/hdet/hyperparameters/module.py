@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd  # no public name covers all dropout layers
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.axis import Place, Rows, ScalarAxis
+from hdet.hyperparameters.axis import Location, Rows, ScalarAxis
 from hdet.hyperparameters.scales import LogScale, check_bounds
 
 __all__ = ["Dropout", "LabelSmoothing", "Temperature"]
@@ -61,7 +61,7 @@ class Dropout:
             return "dropout" if between or isinstance(module, nn.MultiheadAttention) else None
 
         kind = "dropout layers" if self.attribute is None else f"attribute {self.attribute!r}"
-        places = _find("Dropout", self.model, self.layers, attribute_of, kind)
+        locations = _find("Dropout", self.model, self.layers, attribute_of, kind)
         warning = (
             f"{self.name}: the model is compiled: each new probability compiles it again, and after "
             "torch._dynamo.config.recompile_limit of them (cache_size_limit in torch 2.6) torch runs it "
@@ -70,7 +70,7 @@ class Dropout:
         warning = warning if _is_compiled(self.model) else ""
         return [
             ScalarAxis(
-                self.name, places, scale, self.spread, off=0.0, warning=warning, needs_own_gradients=True
+                self.name, locations, scale, self.spread, off=0.0, warning=warning, needs_own_gradients=True
             )
         ]
 
@@ -100,8 +100,8 @@ class LabelSmoothing:
                 f"{type(self.criterion).__name__}; use nn.CrossEntropyLoss, or an object of your own whose "
                 "label_smoothing the loss reads"
             )
-        places = [_place("LabelSmoothing", self.criterion, "label_smoothing")]
-        return [ScalarAxis(self.name, places, scale, self.spread, off=0.0, needs_own_gradients=True)]
+        locations = [_location("LabelSmoothing", self.criterion, "label_smoothing")]
+        return [ScalarAxis(self.name, locations, scale, self.spread, off=0.0, needs_own_gradients=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,8 +134,10 @@ class Temperature:
         def attribute_of(module: nn.Module) -> str | None:
             return self.attribute if hasattr(module, self.attribute) else None
 
-        places = _find("Temperature", self.model, self.layers, attribute_of, f"attribute {self.attribute!r}")
-        return [ScalarAxis(self.name, places, scale, self.spread, needs_own_gradients=True)]
+        locations = _find(
+            "Temperature", self.model, self.layers, attribute_of, f"attribute {self.attribute!r}"
+        )
+        return [ScalarAxis(self.name, locations, scale, self.spread, needs_own_gradients=True)]
 
 
 def _find(
@@ -144,8 +146,8 @@ def _find(
     layers: Sequence[str] | None,
     attribute_of: Callable[[nn.Module], str | None],
     kind: str,
-) -> list[Place]:
-    """The places in the modules named by ``layers=``, or in all that have the attribute."""
+) -> list[Location]:
+    """The locations in the modules named by ``layers=``, or in all that have the attribute."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller}: model must be a torch nn.Module, got {type(model).__name__}")
     found = {
@@ -172,10 +174,10 @@ def _find(
                 "written, and on Python 3.13.0 it keeps the first value; use another Python, or leave the "
                 "model uncompiled"
             )
-    return [_place(caller, owner, attribute) for owner, attribute in found.values()]
+    return [_location(caller, owner, attribute) for owner, attribute in found.values()]
 
 
-def _place(caller: str, owner: Any, attribute: str) -> Place:
+def _location(caller: str, owner: Any, attribute: str) -> Location:
     def read() -> Any:
         return getattr(owner, attribute)
 
@@ -194,7 +196,7 @@ def _place(caller: str, owner: Any, attribute: str) -> Place:
         else:
             setattr(owner, attribute, value)
 
-    def on_rows(rows: Rows) -> Place:
+    def on_rows(rows: Rows) -> Location:
         """The attribute holds the base; replicas have their own values only during a pass."""
         stand_in = rows.stand_in(owner, attribute)
 
@@ -205,9 +207,9 @@ def _place(caller: str, owner: Any, attribute: str) -> Place:
                 write(value)
                 stand_in.follow_()
 
-        return Place(read, write_rows)
+        return Location(read, write_rows)
 
-    return Place(read, write, on_rows)
+    return Location(read, write, on_rows)
 
 
 def _is_compiled(model: nn.Module) -> bool:

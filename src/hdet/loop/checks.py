@@ -80,7 +80,7 @@ def agree_on_run(
 def bind_together(
     caller: str, replicas: Replicas, optimizer: Optimizer, policies: Sequence[Policy]
 ) -> list[list[Axis]]:
-    """The hyperparameters of every policy in their places, each under a name of its own.
+    """Bind the hyperparameters of every policy, each under a name of its own.
 
     What is not to be found on one rank raises on all; all begin at the same values.
     """
@@ -168,7 +168,7 @@ class Agreement:
         self._several = replicas.size > replicas.local_count
         self._compares_weights = self._several and not diverges
         self._far = 0
-        self._told = False
+        self._warned = False
         self.forget()
 
     # what they came for, and what was decided alike
@@ -181,7 +181,7 @@ class Agreement:
         return [float(_PURPOSES.index(purpose)), float(steps), float(round), self._fingerprint(), weights]
 
     def judge(self, rows: Sequence[Sequence[float]]) -> tuple[str, ...]:
-        """What is odd in the rows of all ranks, told once. Raises on all where they must not go on."""
+        """What is odd in the rows of all ranks, once. Raises on all where they must not go on."""
         if any(row[:3] != rows[0][:3] for row in rows):
             seen = "; ".join(
                 f"rank {r} is at the {_PURPOSES[int(row[0])]} after step {int(row[1])} (round {int(row[2])})"
@@ -223,19 +223,19 @@ class Agreement:
     def _judge_distance(self) -> tuple[str, ...]:
         """Where nothing is averaged, only the gradient that they share keeps the ranks one model. If they do
         not share it, one decision is taken from models that have less and less to do with one another."""
-        apart = _distance(self._replicas, _sample(self._optimizer))
-        self._far = self._far + 1 if apart > _FAR else 0
-        if not math.isfinite(apart):  # lost weights are another matter, and told as such
+        distance = _distance(self._replicas, _sample(self._optimizer))
+        self._far = self._far + 1 if distance > _FAR else 0
+        if not math.isfinite(distance):  # lost weights have a warning of their own
             return ()
         warning = (
-            f"the ranks' weights differ, by {apart:.2g} of their norm, although nothing makes replicas "
+            f"the ranks' weights differ, by {distance:.2g} of their norm, although nothing makes replicas "
             "diverge: gradients are not shared (DistributedDataParallel is missing), or the weights of one "
             "rank were written"
         )
         if self._far >= _IN_A_ROW:
             raise RuntimeError(f"{self._caller}.step: {warning}; so at {self._far} syncs in a row")
-        told, self._told = self._told, True
-        return () if told else (warning,)
+        warned, self._warned = self._warned, True
+        return () if warned else (warning,)
 
     # the weights that the replicas begin with
 
@@ -259,27 +259,27 @@ class Agreement:
             return False
         self.look()
         assert self._first is not None
-        apart = _distance(self._replicas, self._first)
+        distance = _distance(self._replicas, self._first)
         self._checked = True
-        if apart > _STRANGERS:
+        if distance > _STRANGERS:
             raise RuntimeError(
                 f"{self._caller}.step: replicas that share their gradients must begin with the same weights, "
-                f"and began {apart:.2g} of their norm apart: averaged, they are no model at all. Seed all "
+                f"and began {distance:.2g} of their norm apart: averaged, they are no model at all. Seed all "
                 "ranks alike, or load one checkpoint on all (fully_shard broadcasts nothing). If every rank "
                 "holds another partition of one model (DeepSpeed, Megatron), there are no replicas: use "
                 "DistributedDataParallel or HSDP"
             )
-        return apart > 0
+        return distance > 0
 
     def warning(self) -> str:
         """What is odd about the weights before training. A collective where gradients are not shared."""
         if not self._own_gradients or not self._several:
             return ""
-        apart = _distance(self._replicas, _sample(self._optimizer))
-        if apart <= _STRANGERS:
+        distance = _distance(self._replicas, _sample(self._optimizer))
+        if distance <= _STRANGERS:
             return ""
         return (
-            f"the replicas begin {apart:.2g} of their weights' norm apart: averaged, they are no "
+            f"the replicas begin {distance:.2g} of their weights' norm apart: averaged, they are no "
             "model at all. Let them start alike: Arms.wrap(model) does it, or one seed on all ranks"
         )
 
@@ -289,8 +289,8 @@ def _distance(replicas: Replicas, sample: Tensor) -> float:
     rows, parts = replicas.gather_ranks(sample.tolist()), replicas.ranks_per_replica
     every = [[x for row in rows[at : at + parts] for x in row] for at in range(0, len(rows), parts)]
     size = math.sqrt(max(math.fsum(x * x for x in row) for row in every))
-    apart = max(math.dist(row, every[0]) for row in every)
-    return apart / size if size else 0.0
+    largest = max(math.dist(row, every[0]) for row in every)
+    return largest / size if size else 0.0
 
 
 @torch.no_grad()

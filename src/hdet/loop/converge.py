@@ -5,7 +5,7 @@ or moved to other memory.
 
 On a shared gradient the replicas of a round lie on one line, θ_r = θ₀ + ρ_r·D, so replica r is at distance
 |ρ_r − 1|·‖D‖ from the mean. Both sides are measured over the same fixed sample of the weights, at a cost that
-does not grow with the model: a distance of 0 where one is predicted tells that something undoes the fan-out.
+does not grow with the model: a distance of 0 where one is predicted shows that something undoes the fan-out.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class WeightCopies:
             self.names = frozenset(name for name, seen in zip(every, columns, strict=False) if min(seen) > 0)
 
     def tensors(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """The copies of these parameters, of those parts of them that lie here."""
+        """The copies of these parameters, of the parts of them on this rank."""
         return [copy for parameter in parameters for _, copy in self._of(parameter) if copy.numel()]
 
     @contextmanager

@@ -1,7 +1,7 @@
 """The cycle of Algorithm 1: fan out, converge, decide, deal again; for one replica or a thousand.
 
 The cycle knows replicas, hyperparameters and policies only as such. ``Ensemble``, ``AutoLR`` and
-``OneCycleAutoLR`` choose the policies, and there is no second copy of what is here.
+``OneCycleAutoLR`` choose the policies; there is no second loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.history import History, SyncRecord
-from hdet.hyperparameters import Axis, Rows, refuse_shared_places, separate_learning_rates
+from hdet.hyperparameters import Axis, Rows, refuse_shared_locations, separate_learning_rates
 from hdet.loop.announce import Announcer, Event, events_of, unfinished
 from hdet.loop.checks import Agreement, agree_on_run, bind_together
 from hdet.loop.converge import Converge
@@ -159,15 +159,15 @@ class Cycle:
         jointly = any(policy.estimates_jointly for policy in self._policies)
         spread_out = [axis.name for axis in axes if axis.spread > 0]
         chosen = choose_design(caller, design, spread_out, sharing.arms, jointly=jointly)
-        refuse_shared_places(caller, axes)
+        refuse_shared_locations(caller, axes)
         fan_out = self._fan_out = FanOut(
             axes,
             arms=sharing.arms,
             arm=sharing.arm,
-            here=replicas.local_count,
+            local_count=replicas.local_count,
             design=chosen,
             seed=seed,
-            # Round 0 of the paper deals everything alike, which a joint estimate could not take apart.
+            # Round 0 of the paper deals everything alike, which a joint estimate could not separate.
             first_round=1 if jointly else 0,
         )
         own = self._own_gradients
@@ -223,7 +223,7 @@ class Cycle:
         elif replicas.size > 1 and replicas.local_count == 1:
             where = ", one a process"
         steps = "an open number of" if self.total_steps is None else f"{self.total_steps}"
-        described = [said for policy in self._policies if (said := policy.describe())]
+        described = [words for policy in self._policies if (words := policy.describe())]
         return "; ".join([f"{replicas.size} replica{several}{where}; {steps} steps", *described])
 
     # ------------------------------------------------------------------ what a user sees
@@ -349,8 +349,8 @@ class Cycle:
         return self.steps >= self._sync_at
 
     def _warn_if_overwritten(self, step: int) -> None:
-        if said := self.schedule.overwritten():
-            self._announcer.say_once(logging.WARNING, f"step {step}: {said}", "overwritten")
+        if warning := self.schedule.overwritten():
+            self._announcer.say_once(logging.WARNING, f"step {step}: {warning}", "overwritten")
 
     def _end(self, record: SyncRecord | None) -> None:
         for trouble in filter(None, (policy.check_end() for policy in self._policies)):
@@ -358,24 +358,24 @@ class Cycle:
         self.note("end", step=self.steps)
         found = ", ".join(f"{name} is {value:.4g}" for name, value in self.values.items())
         syncs = f"{self._round} sync{'' if self._round == 1 else 's'}"
-        said = f"all {self.steps} steps were counted, with {syncs}; {found or 'nothing was explored'}"
+        message = f"all {self.steps} steps were counted, with {syncs}; {found or 'nothing was explored'}"
         if self.says_end:
-            self._announcer.say(logging.INFO, said)
-        self._announcer.events.append(Event("end", self.steps, said, record))
+            self._announcer.say(logging.INFO, message)
+        self._announcer.events.append(Event("end", self.steps, message, record))
 
     def _stay_at_the_end(self) -> None:
         """The run is over, and somebody trains on: to raise would be to lose a run in its last step."""
         self._hooks.forget()
         self._since_sync += self._own_gradients
         lr = float(self.optimizer.param_groups[0]["lr"])
-        said = (
+        warning = (
             f"step: the run has ended at step {self.steps} (total_steps), and the optimizer steps on: the "
             f"learning rate stays at {lr:.4g}, and no further step is counted; stop training there, or raise "
             "total_steps"
         )
         if self._own_gradients:
-            said += "; replicas on gradients of their own stay apart: call converge() when you stop"
-        self._announcer.say_once(logging.WARNING, said, "beyond the end")
+            warning += "; replicas on gradients of their own stay apart: call converge() when you stop"
+        self._announcer.say_once(logging.WARNING, warning, "beyond the end")
 
     # ------------------------------------------------------------------ rounds
 
@@ -434,8 +434,8 @@ class Cycle:
         return record
 
     def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
-        """Every policy in turn, from what all ranks have gathered. One that does not judge at this sync says
-        what stands where; so does one for which it is void, because one before it has undone the window."""
+        """Every policy in turn, from what all ranks have gathered. One that does not judge at this sync only
+        records its values; so does one after a policy that has undone the window."""
         rows = dict(zip(judging, gathered.rows, strict=True))
         losses = self._sharing.by_arm(gathered.losses)
         decided: list[Decided] = []
@@ -468,7 +468,7 @@ class Cycle:
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
-        """Within, the base values stand everywhere: for an evaluation or a checkpoint within a round. The
+        """Within, everything has its base value: for an evaluation or a checkpoint within a round. The
         weights stay this replica's own; :meth:`converge` makes them the mean."""
         with self._fan_out.at_base():
             yield
@@ -707,7 +707,7 @@ class Door:
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
-        """Within, the base values stand everywhere; the weights stay this replica's own."""
+        """Within, everything has its base value; the weights stay this replica's own."""
         with self._engine.at_base():
             yield
 

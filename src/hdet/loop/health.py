@@ -2,7 +2,7 @@
 
 Poison on one replica must not reach the others.
 
-Before anything is averaged every replica tells the norms of its weights and of all else that travels with
+Before anything is averaged every replica sends the norms of its weights and of all else that travels with
 them. One that is not finite, or has exploded where the others have not, is left out: the mean is that of the
 others, and it takes that, weights, buffers and optimizer state. To need it again and again is no accident.
 """
@@ -58,7 +58,7 @@ class Health:
         """Replicas that must not enter the mean, and why.
 
         Args:
-            norms: what :meth:`row` told on every rank.
+            norms: :meth:`row` of every rank.
             losses: of every replica, where each has gradients of its own; () where they tell of all alike.
 
         Raises RuntimeError on all ranks where the same one is lost again and again.
@@ -97,7 +97,7 @@ class Health:
     def _count(self, lost: dict[int, str]) -> None:
         self._in_a_row = {r: self._in_a_row.get(r, 0) + 1 for r in lost}
         if len(lost) == self._replicas.size:
-            return  # nobody is left to take the mean of: that is told, as it is by who trains alone
+            return  # nobody is left to average: that has a warning of its own
         for r, times in self._in_a_row.items():
             if times >= _IN_A_ROW:
                 raise RuntimeError(

@@ -1,6 +1,6 @@
 """The optimizer's own step hooks carry the fan-out (Eq. 2) and tell true steps from calls without one.
 
-``group["lr"]`` holds the base value; the replica's own stands there only while the optimizer steps. So any
+``group["lr"]`` holds the base value, and the replica's own only while the optimizer steps. So any
 scheduler composes, loggers show the base, and accumulation or a step that GradScaler skipped is not counted.
 Several optimizers take one step together, in any order, each once.
 
@@ -44,7 +44,7 @@ class StepHooks:
         caller: prefix for error messages.
         announcer: logs.
         optimizer: whose steps they follow.
-        fan_out: this replica's own values stand in their places during a step.
+        fan_out: writes this replica's own values for a step.
         before: called before the first steps of a round, until it returns False; None where nobody looks at
             the weights.
         detach: called when another run takes the optimizer over.
@@ -133,7 +133,7 @@ class StepHooks:
             self._surely = True
 
     def restore(self) -> None:
-        """The base values stand in the groups, whatever became of the step."""
+        """Write the base values into the groups, whatever became of the step."""
         self._fan_out.leave_step()
         self._inside = False
 

@@ -52,7 +52,7 @@ class Meeting:
     Args:
         caller: prefix for error messages.
         replicas: who meets.
-        fan_out: whose values stand where.
+        fan_out: the hyperparameters and their levels.
         agreement: what they must agree on.
         converge: the mean of the weights.
         own_gradients: whether replicas train by themselves.
@@ -83,7 +83,7 @@ class Meeting:
         self._own_gradients = own_gradients
         self._diverges = diverges
         self._collinear = collinear
-        #: How every rank is, if they have told it: on gradients of their own it is asked with the losses.
+        #: The norms of every rank, if gathered already: on gradients of their own they come with the losses.
         self._norms: list[list[float]] = []
 
     def sync(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:

@@ -152,7 +152,7 @@ class Policy(ABC):
     own_loss: float | Tensor | None = None
     #: How many steps each of its windows has; None where they differ.
     sync_every: int | None = None
-    #: Whether it estimates all its hyperparameters together, so that the design must keep them apart.
+    #: Whether it estimates all its hyperparameters together, so that the design must separate them.
     estimates_jointly = False
 
     def __init__(self, explore: Sequence[Explorable]) -> None:
@@ -166,7 +166,7 @@ class Policy(ABC):
         return {}
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
-        """Take the hyperparameters, bound to where they stand."""
+        """Take the hyperparameters, bound to what holds them."""
         self.axes = list(axes)
 
     def warnings(self) -> list[str]:
@@ -207,7 +207,7 @@ class Policy(ABC):
         return False
 
     def recounted(self, step: int) -> None:  # noqa: B027
-        """Some steps that were told had been skipped on the device: ``step`` were taken, and the window ends
+        """Some counted steps had been skipped on the device: ``step`` were taken, and the window ends
         where it was to end, by that count."""
 
     # ------------------------------------------------------------------ at a sync
@@ -234,7 +234,7 @@ class Policy(ABC):
         policy went back to older weights. The window stays open: the next step tries again."""
 
     def observe(self, levels: Sequence[tuple[float, ...]]) -> Decided:
-        """Move nothing, and say what stands where."""
+        """Move nothing, and record the values."""
         return Decided(tuple(before.record() for before in self.before(levels)))
 
     def before(self, levels: Sequence[tuple[float, ...]]) -> list[Before]:
