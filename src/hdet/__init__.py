@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         import_module("hdet.removed").refuse_name(name)
         try:
-            return import_module(f"hdet.{name}")  # a room: hdet.history.read(path)
+            return import_module(f"hdet.{name}")  # a room: hdet.history.read_history(path)
         except ModuleNotFoundError as error:
             if error.name != f"hdet.{name}":
                 raise

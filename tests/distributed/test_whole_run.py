@@ -146,7 +146,7 @@ def test_the_records_agree_and_read_back_as_written(whole: tuple[list[Any], Path
     results, path = whole
     assert len(results[0]["records"]) == SYNCS
     assert all(r["records"] == results[0]["records"] for r in results)
-    written = history.read(path)
+    written = history.read_history(path)
     assert [timeless(record) for record in written] == results[0]["records"]
     for i, record in enumerate(written):
         assert (record.step, record.round) == (SYNC_EVERY * (i + 1), i)

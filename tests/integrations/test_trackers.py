@@ -38,7 +38,7 @@ def train(target: Any, path: Path) -> list[SyncRecord]:
         optimizer.step()
         optimizer.zero_grad()
         auto.step(loss)
-    return hdet.history.read(path)
+    return hdet.history.read_history(path)
 
 
 def rates(records: list[SyncRecord]) -> list[tuple[int, float]]:

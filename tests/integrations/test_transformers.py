@@ -91,7 +91,7 @@ def decisions(path: Path) -> list[Any]:
     """What was seen and decided, without what differs from machine to machine."""
     return [
         (r.step, r.losses, [h.base_after for h in r.hyperparameters], [(s.action, s.lag) for s in r.horizon])
-        for r in hdet.history.read(path)
+        for r in hdet.history.read_history(path)
     ]
 
 

@@ -78,13 +78,17 @@ def agree_on_run(
 
 
 def bind_together(
-    caller: str, replicas: Replicas, optimizer: Optimizer, policies: Sequence[Policy]
-) -> list[list[Axis]]:
-    """Bind the hyperparameters of every policy, each under a name of its own.
+    caller: str,
+    replicas: Replicas,
+    optimizer: Optimizer,
+    policies: Sequence[Policy],
+    bound: list[list[Axis]],
+) -> None:
+    """Bind the hyperparameters of every policy into ``bound``, each under a name of its own.
 
-    What is not to be found on one rank raises on all; all begin at the same values.
+    What one rank cannot bind raises on all; all begin at the same values. Where it raises, the caller
+    closes what ``bound`` has.
     """
-    bound: list[list[Axis]] = []
 
     def bind() -> list[float]:
         for policy in policies:
@@ -100,18 +104,12 @@ def bind_together(
             )
         return []
 
-    try:
-        # Ranks have compared their groups already: learning rates are no news.
-        if all(isinstance(item, LearningRate) for policy in policies for item in policy.explore):
-            bind()
-        else:
-            replicas.together(f"{caller}: binding what is explored", bind)
-            replicas.agree(caller, {f"{a.name} to begin with": repr(a.base) for own in bound for a in own})
-    except BaseException:
-        for axis in (axis for own in bound for axis in own):
-            axis.close()
-        raise
-    return bound
+    # Ranks have compared their groups already: learning rates are no news.
+    if all(isinstance(item, LearningRate) for policy in policies for item in policy.explore):
+        bind()
+    else:
+        replicas.together(f"{caller}: binding what is explored", bind)
+        replicas.agree(caller, {f"{a.name} to begin with": repr(a.base) for own in bound for a in own})
 
 
 def _check_explorable(caller: str, item: object) -> None:

@@ -102,8 +102,9 @@ class Cycle:
         facts = agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
         sharing = self._sharing = GradientSharing(caller, gradients, replicas, model)
         self._own_gradients = sharing.own_gradients
-        bound = bind_together(caller, replicas, optimizer, policies)
+        bound: list[list[Axis]] = []
         try:
+            bind_together(caller, replicas, optimizer, policies, bound)
             warnings = self._build(bound, schedule, design, model, seed)
         except BaseException:
             for axis in (axis for own in bound for axis in own):

@@ -236,8 +236,8 @@ class Owner:
         if not own:
             raise self._error(
                 f"the state must be of this rank's own part of the model, {part} of {parts}, got another's, "
-                f"saved as part {header['part'][0]} of {header['part'][1]}; save a file for each rank, and go "
-                "on with as many. Flat parameters (FullyShardedDataParallel), the state of a "
+                f"saved as part {header['part'][0]} of {header['part'][1]}; save a file for each rank, and "
+                "go on with as many. Flat parameters (FullyShardedDataParallel), the state of a "
                 "ZeroRedundancyOptimizer and quantised state cannot be cut otherwise; fully_shard's can, "
                 "through torch.distributed.checkpoint"
             )

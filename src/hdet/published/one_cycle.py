@@ -1,7 +1,7 @@
-"""``OneCycleAutoLR``: the paper's method behind the face of ``torch.optim.lr_scheduler.OneCycleLR``.
+"""``OneCycleAutoLR``: the paper's method as a drop-in for ``torch.optim.lr_scheduler.OneCycleLR``.
 
 The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is the
-engine's (:mod:`hdet.loop.cycle`). What is here is the translation of names:
+engine's (:mod:`hdet.loop.cycle`). This file translates the names:
 
 ========================  ===================================  =====
 the authors' argument     ours                                 paper
@@ -79,7 +79,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
         momentum_of_lr: β in [0, 1).
         decay: what brings the learning rate down once auto-LR acts. ``"schedule"``: the OneCycle curve
             itself goes on and auto-LR moves a factor on it. ``"geometric"``: Eq. 8 with its logarithm
-            mended, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which with OneCycleLR's
+            corrected, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which with OneCycleLR's
             default factors *raises* the learning rate.
         process_group: the replicas; the default group if None, this process alone without one.
         seed: of the reassignments. Global random states are never touched. Give two schedulers of one run

@@ -129,7 +129,7 @@ def literal_decay(*, div_factor: float, final_div_factor: float, syncs: float) -
 
 
 def geometric_decay(*, div_factor: float, final_div_factor: float, syncs: float) -> float:
-    """γ of Eq. 8 mended: ``log(f_div·f_final)`` is the whole way from OneCycleLR's peak to its floor."""
+    """γ of Eq. 8 corrected: ``log(f_div·f_final)`` is the whole way from OneCycleLR's peak to its floor."""
     return 1 - math.exp(-math.log(div_factor * final_div_factor) / syncs)
 
 

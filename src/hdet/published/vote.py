@@ -1,7 +1,7 @@
 """The paper's policy (Eq. 4–8): each hyperparameter by itself, moved towards what the better replicas had.
 
-The equations stand in :mod:`hdet.published.softmax`. Here is what surrounds them: a learning rate is seen
-as a factor on its schedule, anything else as a distance along its coordinate (Remark 1)."""
+The equations are in :mod:`hdet.published.softmax`. This policy applies them: a learning rate is seen as a
+factor on its schedule, anything else as a distance along its coordinate (Remark 1)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """All hyperparameters at once, each by its slope: losses are regressed on the values that led to them.
 
-The estimate stands in :mod:`hdet.tuning.regression`; here it is applied, along each one's coordinate.
+The estimate is in :mod:`hdet.tuning.regression`; these policies apply it along each one's coordinate.
 ``Ensemble`` compares replicas every T steps (:class:`Regression`). ``AutoTune`` decides in the windows of
 AutoLR's policy, by the means over them: several replicas are compared with one another
 (:class:`WindowRegression`); one alone tries values one window after the other

@@ -27,7 +27,7 @@ __all__ = [
 _NOISE_MEMORY = 0.9
 #: A round's own slope that is so many of its errors away from 0 is no noise.
 _CONTRADICTION = 3.0
-#: How far above the middle a loss may stand, in units of what is usual.
+#: How far above the median a loss may be, in units of the usual deviation.
 _LOUDEST = 5.0
 #: The square of a larger loss is no float any more.
 _TOO_LARGE = 1e150
@@ -98,7 +98,7 @@ class RegressionState:
 class Estimate:
     """What is known of one hyperparameter: the slope of the loss along its coordinate, and its error.
 
-    ``move`` is by how much the base shall go, along the coordinate; NaN stands where nothing is known.
+    ``move`` is by how much the base shall go, along the coordinate; NaN where nothing is known.
     """
 
     slope: float
@@ -198,7 +198,7 @@ class RegressionController:
         if fitted is None:
             unknown = tuple(Estimate(math.nan, math.nan, 0.0) for _ in offsets)
             known = sum(map(math.isfinite, losses))
-            why = f"{known} replicas do not tell {len(explored)} hyperparameters apart: nothing moves"
+            why = f"{known} replicas do not separate {len(explored)} hyperparameters: nothing moves"
             narrower = replace(state, axes=tuple(self._narrowed(axis, lost) for axis in state.axes))
             return RegressionDecision(narrower, unknown, capped, why if explored else "")
         state = _with_noise(state, fitted, explored)
@@ -218,12 +218,12 @@ class RegressionController:
     def _remember(self, axis: AxisState, slope: float, variance: float, deviation: float) -> AxisState:
         """Pool a round's slope with those before, by precision and age.
 
-        What contradicts them beyond doubt is no noise: the value has passed its best, or what is best has
+        What clearly contradicts them is no noise: the value has passed its best, or what is best has
         changed, and the rounds before are forgotten.
         """
         weight = 1 / variance
-        beyond_doubt = abs(slope) >= _CONTRADICTION * deviation * math.sqrt(variance)
-        memory = 0.0 if beyond_doubt and slope * axis.evidence < 0 else self.memory
+        certain = abs(slope) >= _CONTRADICTION * deviation * math.sqrt(variance)
+        memory = 0.0 if certain and slope * axis.evidence < 0 else self.memory
         return replace(
             axis,
             information=memory * axis.information + weight,

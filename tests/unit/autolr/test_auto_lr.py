@@ -439,9 +439,9 @@ def test_the_training_loss_is_not_needed_but_recorded() -> None:
 def test_the_history_is_written(tmp_path: Any) -> None:
     path = tmp_path / "history.jsonl"
     run = Training(history=path).run(60)
-    from hdet.history import read
+    from hdet.history import read_history
 
-    assert decisions(read(path)) == decisions(run.records)
+    assert decisions(read_history(path)) == decisions(run.records)
 
 
 def test_an_error_of_the_probe_that_is_caught_does_not_end_the_search() -> None:

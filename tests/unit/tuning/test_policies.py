@@ -140,7 +140,7 @@ def test_who_was_not_heard_in_full_and_what_was_not_seen_stands_in_the_events() 
     rows = permuted(8, ["x", "y"], seed=0, round=0)  # Eq. 1 for both: they go together
     steered = steering.move(rows, (1.0, math.nan, *map(float, range(6))))
     assert any("replica 1 is heard, but not as loud: its loss is nan" in event for event in steered.events)
-    assert any("7 replicas do not tell 2 hyperparameters apart" in event for event in steered.events)
+    assert any("7 replicas do not separate 2 hyperparameters" in event for event in steered.events)
     assert [axis.base for axis in axes] == [0.0, 0.0]
 
 
