@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -24,7 +24,15 @@ from hdet.loop.optimizers import checksum, describe, trained_parameters
 from hdet.loop.policy import Policy
 from hdet.replicas import Replicas, local
 
-__all__ = ["Agreement", "OneSearch", "agree_on_run", "bind_together", "check_sync_every", "check_together"]
+__all__ = [
+    "Agreement",
+    "OneSearch",
+    "agree_on_run",
+    "bind_together",
+    "check_explore",
+    "check_sync_every",
+    "check_together",
+]
 
 _PURPOSES = ("sync", "converge")
 #: So many weights of every replica are compared where it begins.
@@ -94,7 +102,12 @@ def bind_together(
         for policy in policies:
             bound.append([])
             for item in policy.explore:
-                _check_explorable(caller, item)
+                if isinstance(item, type) or not isinstance(item, Explorable):
+                    got = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
+                    raise TypeError(
+                        f"{caller}: explore must be a list of hyperparameters such as hdet.WeightDecay(), "
+                        f"got {got}; wrap any other scalar in hdet.Hyperparameter"
+                    )
                 bound[-1] += item.bind(optimizer)
         names = [axis.name for axes in bound for axis in axes]
         if len(set(names)) < len(names):
@@ -112,12 +125,12 @@ def bind_together(
         replicas.agree(caller, {f"{a.name} to begin with": repr(a.base) for own in bound for a in own})
 
 
-def _check_explorable(caller: str, item: object) -> None:
-    if isinstance(item, type) or not isinstance(item, Explorable):
-        got = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
+def check_explore(caller: str, explore: object) -> None:
+    """It is a list of hyperparameters, and not one of them."""
+    if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
+        kind = type(explore).__name__
         raise TypeError(
-            f"{caller}: explore must be a list of hyperparameters such as hdet.WeightDecay(), got "
-            f"{got}; wrap any other scalar in hdet.Hyperparameter"
+            f"{caller}: explore must be a list of hyperparameters, got {kind}; write [{kind}(...)]"
         )
 
 
@@ -176,7 +189,10 @@ class Agreement:
         weights = 0.0
         if self._compares_weights and purpose == "sync":
             weights = checksum([local(p) for group in trained_parameters(self._optimizer) for p in group])
-        return [float(_PURPOSES.index(purpose)), float(steps), float(round), self._fingerprint(), weights]
+        # One rank may resume from another state, run another version, or write a learning rate by itself, and
+        # would decide differently from then on. Six bytes are exact as a float.
+        fingerprint = int.from_bytes(hashlib.sha256(repr(self._facts()).encode()).digest()[:6], "big")
+        return [float(_PURPOSES.index(purpose)), float(steps), float(round), float(fingerprint), weights]
 
     def judge(self, rows: Sequence[Sequence[float]]) -> tuple[str, ...]:
         """What is odd in the rows of all ranks, once. Raises on all where they must not go on."""
@@ -203,11 +219,6 @@ class Agreement:
             self._far = 0
             return ()
         return self._judge_distance()
-
-    def _fingerprint(self) -> float:
-        """One rank may resume from another state, run another version, or write a learning rate by itself,
-        and would decide differently from then on. Exact as a float."""
-        return float(int.from_bytes(hashlib.sha256(repr(self._facts()).encode()).digest()[:6], "big"))
 
     def _facts(self) -> dict[str, str]:
         """By name. Numbers to nine digits: two machines may differ in the last bit of an exponential."""

@@ -10,27 +10,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hdet.hyperparameters import Axis, Explorable
 from hdet.loop.policy import Context, Decided, Policy, Seen
-from hdet.loop.windows import Every
+from hdet.loop.windows import Every, Windows
 from hdet.probes import Probe
 
-__all__ = ["Clock", "Comparison", "Fixed", "judge", "mean_loss"]
-
-
-class Clock(Protocol):
-    """When rounds end: :class:`~hdet.loop.windows.Every` T steps, or with a horizon's ``Windows``."""
-
-    def end_after(self, step: int) -> int | None:
-        """Where the round ends that begins after ``step`` steps; None where none begins any more."""
-
-    def round_at(self, step: int) -> int:
-        """The number of the round that ``step`` falls into."""
+__all__ = ["Comparison", "Fixed", "judge", "mean_loss"]
 
 
 class Comparison(Policy):
@@ -41,7 +31,7 @@ class Comparison(Policy):
 
     Args:
         explore: what it moves.
-        clock: when rounds end. A sync that another policy asks for ends a round, too: the weights are one.
+        rounds: when they end. A sync that another policy asks for ends a round, too: the weights are one.
         controller: the rule.
         probe: judges by held-out batches, regularisers off, instead of the training loss.
         act_from: S_w, the first step at which anything moves.
@@ -53,26 +43,26 @@ class Comparison(Policy):
     def __init__(
         self,
         explore: Sequence[Explorable],
-        clock: Clock,
+        rounds: Every | Windows,
         controller: Any = None,
         *,
         probe: Probe | None = None,
         act_from: int = 0,
     ) -> None:
         super().__init__(explore)
-        self._clock = clock
+        self._rounds = rounds
         self._controller = controller
         self._probe = probe
         self._act_from = act_from
         self._batches: list[Any] = []
-        self.sync_every = clock.steps if isinstance(clock, Every) else None
+        self.sync_every = rounds.steps if isinstance(rounds, Every) else None
         self.probes = probe is not None
         self.needs_loss = probe is None
 
     def facts(self) -> dict[str, str]:
         controller = {} if self._controller is None else {"controller": repr(self._controller)}
         return {
-            "sync_every": repr(self._clock),
+            "sync_every": repr(self._rounds),
             "control_after": repr(self._act_from),
             "probe": "none" if self._probe is None else "given",
             **controller,
@@ -95,10 +85,10 @@ class Comparison(Policy):
 
     def start(self, step: int) -> None:
         # Replicas that do not diverge need not meet.
-        self.window_end = self._clock.end_after(step) if self._context.diverges else None
+        self.window_end = self._rounds.end_after(step) if self._context.diverges else None
 
     def round_at(self, step: int) -> int:
-        return self._clock.round_at(step)
+        return self._rounds.round_at(step)
 
     def at_own(self) -> Sequence[float | Tensor]:
         if self._probe is None:
@@ -160,8 +150,8 @@ class Fixed(Comparison):
 
     kind = "fixed"
 
-    def __init__(self, explore: Sequence[Explorable], clock: Clock) -> None:
-        super().__init__(explore, clock)
+    def __init__(self, explore: Sequence[Explorable], rounds: Every | Windows) -> None:
+        super().__init__(explore, rounds)
         self.needs_loss = False
 
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:

@@ -155,8 +155,10 @@ class Cycle:
         it."""
         caller, optimizer, replicas, sharing = self._caller, self.optimizer, self.replicas, self._sharing
         axes = [axis for own in bound for axis in own]
-        if replicas.local_count > 1:
-            _stack(caller, axes, replicas)
+        for axis in axes:
+            if replicas.local_count > 1 and not axis.acts_in_step:
+                assert isinstance(replicas, Rows), "only rows of one matrix are several in one process"
+                axis.stack(caller, replicas)
         jointly = any(policy.estimates_jointly for policy in self._policies)
         spread_out = [axis.name for axis in axes if axis.spread > 0]
         chosen = choose_design(caller, design, spread_out, sharing.arms, jointly=jointly)
@@ -638,19 +640,6 @@ class Cycle:
         self._hooks.load_skipped(skipped)
         self.schedule.waits = waits
         self._begin_round()
-
-
-def _stack(caller: str, axes: Sequence[Axis], replicas: Replicas) -> None:
-    """Let the replicas that this process holds differ in all that is explored, or raise TypeError."""
-    for axis in axes:
-        if axis.acts_in_step:
-            continue
-        if not isinstance(replicas, Rows):
-            raise TypeError(
-                f"{caller}: several replicas of one process differ in {axis.name} as rows of one matrix, "
-                f"got {type(replicas).__name__}; use hdet.StackedReplicas, or one process per replica"
-            )
-        axis.stack(caller, replicas)
 
 
 class Door:

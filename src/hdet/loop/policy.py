@@ -239,7 +239,11 @@ class Policy(ABC):
 
     def before(self, levels: Sequence[tuple[float, ...]]) -> list[Before]:
         """The hyperparameters as the round that ends has had them."""
-        return [Before.now(axis, row) for axis, row in zip(self.axes, levels, strict=True)]
+        found = []
+        for axis, row in zip(self.axes, levels, strict=True):
+            rho = axis.multipliers(row) if isinstance(axis, GroupLearningRate) else ()
+            found.append(Before(axis, axis.base, axis.values(row), rho, axis.spread))
+        return found
 
     # ------------------------------------------------------------------ the run
 
@@ -269,12 +273,6 @@ class Before:
     values: tuple[float, ...]
     multipliers: tuple[float, ...]
     spread: float
-
-    @classmethod
-    def now(cls, axis: Axis, levels: tuple[float, ...]) -> Before:
-        """As it stands."""
-        multipliers = axis.multipliers(levels) if isinstance(axis, GroupLearningRate) else ()
-        return cls(axis, axis.base, axis.values(levels), multipliers, axis.spread)
 
     def record(
         self, *, delta: float = 0.0, velocity: float = 0.0, slope: float = math.nan, error: float = math.nan

@@ -153,8 +153,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
         replicas.agree("OneCycleAutoLR", {**settings, **describe(optimizer, model)})
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
-        _check(auto_lr_warmup_steps, decay, model_sync_interval)
-        _check_peak(max_lr, total_steps)
+        _check(max_lr, total_steps, auto_lr_warmup_steps, decay, model_sync_interval)
         explore = [LearningRate(spread=ensemble_lr_spread_ratio)]
         softmax = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
 
@@ -292,8 +291,16 @@ class _Curve:
         self.step = partial(OneCycleLR.step, scheduler)
 
 
-def _check_peak(max_lr: object, total_steps: object) -> None:
-    """A peak of NaN or infinity would be trained at without a word."""
+def _check(max_lr: object, total_steps: object, warmup_steps: object, decay: object, sync_every: int) -> None:
+    check_sync_every("OneCycleAutoLR", sync_every)
+    if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        raise ValueError(
+            "OneCycleAutoLR: auto_lr_warmup_steps (S_w) must be an integer of at least 0, "
+            f"got {warmup_steps!r}"
+        )
+    if decay not in ("schedule", "geometric", "literal"):
+        raise ValueError(f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}")
+    # torch would train at a peak of NaN or infinity without a warning.
     for peak in max_lr if isinstance(max_lr, (list, tuple)) else [max_lr]:
         if not isinstance(peak, (int, float, Tensor)) or not 0 <= float(peak) < math.inf:
             raise ValueError(
@@ -304,17 +311,6 @@ def _check_peak(max_lr: object, total_steps: object) -> None:
         raise ValueError(
             f"OneCycleAutoLR: total_steps must be an integer, or None beside epochs, got {total_steps!r}"
         )
-
-
-def _check(warmup_steps: object, decay: object, sync_every: int) -> None:
-    if not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise ValueError(
-            "OneCycleAutoLR: auto_lr_warmup_steps (S_w) must be an integer of at least 0, "
-            f"got {warmup_steps!r}"
-        )
-    if decay not in ("schedule", "geometric", "literal"):
-        raise ValueError(f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}")
-    check_sync_every("OneCycleAutoLR", sync_every)
 
 
 def _wrong_rank(rank: int, world_size: int, replicas: Replicas) -> str:

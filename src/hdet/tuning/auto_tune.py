@@ -6,7 +6,7 @@ regression moves everything else by what replicas that differ in it come to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch import nn
@@ -20,6 +20,7 @@ from hdet.autolr.search import Search
 from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate
 from hdet.loop.announce import Event
+from hdet.loop.checks import check_explore
 from hdet.loop.fan_out import Gradients
 from hdet.loop.policy import Policy
 from hdet.probes import Probe
@@ -123,13 +124,9 @@ class AutoTune(Search):
         )
 
 
-def _check(explore: object, regression: object) -> None:
-    """Raise TypeError for what nobody could explore."""
-    if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
-        kind = type(explore).__name__
-        raise TypeError(
-            f"AutoTune: explore must be a list of hyperparameters, got {kind}; write [{kind}(...)]"
-        )
+def _check(explore: Sequence[Explorable], regression: object) -> None:
+    """Raise TypeError or ValueError for what nobody could explore."""
+    check_explore("AutoTune", explore)
     items = list(explore)
     if not items:
         raise ValueError(

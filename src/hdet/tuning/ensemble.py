@@ -5,7 +5,7 @@ A door to the engine: it chooses the one policy that its arguments describe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate
 from hdet.loop.announce import Event
-from hdet.loop.checks import check_sync_every, check_together
+from hdet.loop.checks import check_explore, check_sync_every, check_together
 from hdet.loop.comparison import Fixed
 from hdet.loop.cycle import Cycle
 from hdet.loop.fan_out import Gradients
@@ -103,11 +103,7 @@ class Ensemble(Cycle):
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         optimizer = unwrapped("Ensemble", optimizer)
-        if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
-            raise TypeError(
-                f"Ensemble: explore must be a list of hyperparameters, got {type(explore).__name__}; write "
-                f"[{type(explore).__name__}(...)]"
-            )
+        check_explore("Ensemble", explore)
         if replicas is None:
             replicas = replicas_of("Ensemble", optimizer, model=model, process_group=process_group)
         facts = {"sync_every": repr(sync_every), "control_after": repr(control_after)}

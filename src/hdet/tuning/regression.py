@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 __all__ = [
     "AxisState",
@@ -36,13 +37,12 @@ _SINGULAR = 1e-9
 #: slopes since. Moves that each follow one significant round would wander without an end where there is no
 #: effect at all: one round in three is significant by chance.
 _LEASH, _CERTAIN = 2.0, 3.0
-_NUMBERS = ("spread", "narrowest", "widest", "information", "evidence", "information_squared")
-_SINCE = ("away", "information_since", "evidence_since")
 
 
 @dataclass(frozen=True, slots=True)
 class AxisState:
-    """What is remembered of one hyperparameter: its spread, and the evidence of past rounds, fading.
+    """What is remembered of one hyperparameter: its spread, and the evidence of past rounds, fading. A saved
+    state has the fields in this order.
 
     With the weights w_k = φ^age/var_k of past slopes g_k: ``information`` = Σ w_k, ``evidence`` = Σ w_k·g_k,
     and ``information_squared`` = Σ φ^age·w_k gives the variance of their mean; all in units of the noise.
@@ -75,10 +75,8 @@ class RegressionState:
     def to_rows(self) -> list[list[float | None]]:
         """Plain numbers, for a checkpoint."""
         rows: list[list[float | None]] = [[self.noise, self.freedom]]
-        for axis in self.axes:
-            last = axis.last or (None, None)
-            numbers, since = ([getattr(axis, name) for name in names] for names in (_NUMBERS, _SINCE))
-            rows.append([*numbers, float(axis.direction), *last, *since])
+        for *first, direction, last, away, information, evidence in map(astuple, self.axes):
+            rows.append([*first, float(direction), *(last or (None, None)), away, information, evidence])
         return rows
 
     @classmethod
@@ -87,10 +85,10 @@ class RegressionState:
         (noise, freedom), *others = rows
         axes = []
         for row in others:
-            (*numbers, direction, slope, variance), since = row[: len(_NUMBERS) + 3], row[len(_NUMBERS) + 3 :]
-            last = None if slope is None or variance is None else (slope, variance)
-            known = dict(zip((*_NUMBERS, *_SINCE), (*numbers, *since), strict=True))
-            axes.append(AxisState(**known, direction=int(direction or 0), last=last))  # type: ignore[arg-type]
+            *first, direction, slope, variance, away, information, evidence = row
+            last = None if slope is None else (slope, variance)
+            values: list[Any] = [*first, int(direction or 0), last, away, information, evidence]
+            axes.append(AxisState(*values))
         return cls(tuple(axes), noise or 0.0, freedom or 0.0)
 
 
