@@ -73,7 +73,7 @@ class Announcer:
 
     Args:
         caller: prefix of log lines.
-        speaks: whether this is the rank that logs and writes.
+        writes: whether this is the rank that logs and writes.
         history: a JSONL file to which records are appended, a listener that is called with them, or several.
         on_event: called with each event, at the end of its step, when everything has been done that follows
             from it. One that raises is logged, once, and training goes on: a rank that stopped alone would
@@ -87,7 +87,7 @@ class Announcer:
         self,
         caller: str,
         *,
-        speaks: bool,
+        writes: bool,
         history: History | None = None,
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
@@ -97,7 +97,7 @@ class Announcer:
                 f"{type(on_event).__name__}"
             )
         self._caller = caller
-        self._speaks = speaks
+        self._writes = writes
         self._on_event = on_event
         #: Events of this step.
         self.events: list[Event] = []
@@ -108,12 +108,12 @@ class Announcer:
         self._unwritten: dict[int, int] = {}
         self._introduced = False
         self._began, self._in_syncs = time.perf_counter(), 0.0
-        self._progress = _Progress(caller)
+        self.progress = _Progress(caller)
         #: Why the history cannot be written, if so; files are looked at before ranks compare what they have.
         self.obstacle: Exception | None = None
         try:
             self._listeners = history_file.listeners_of(history)
-            if speaks:
+            if writes:
                 for listener in self._listeners:
                     if isinstance(listener, File):
                         listener.prepare()
@@ -130,7 +130,7 @@ class Announcer:
     ) -> None:
         """The history opens with what the run is, at its first line: a file that explains itself later."""
         self._introduced = True
-        if not self._speaks:
+        if not self._writes:
             return
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._opening = {
@@ -163,18 +163,18 @@ class Announcer:
 
     # ------------------------------------------------------------------ log lines
 
-    def say(self, level: int, message: str) -> None:
+    def log(self, level: int, message: str) -> None:
         """One line of log; warnings and errors go into the history, too."""
-        if self._speaks:
+        if self._writes:
             logger.log(level, "%s: %s", self._caller, message)
             if level > logging.INFO and self._introduced:
                 self.note("said", level=logging.getLevelName(level).lower(), text=message)
 
-    def say_once(self, level: int, message: str, kind: str = "") -> None:
-        """One line of log in the whole run for each message, or kind of message."""
+    def warn_once(self, message: str, kind: str = "") -> None:
+        """One warning in the whole run for each message, or kind of message."""
         if (kind or message) not in self._logged:
             self._logged.add(kind or message)
-            self.say(level, message)
+            self.log(logging.WARNING, message)
 
     # ------------------------------------------------------------------ the history
 
@@ -189,7 +189,7 @@ class Announcer:
         self, record: SyncRecord, events: Sequence[str], learning_rates: Sequence[GroupLearningRate] = ()
     ) -> None:
         """Log what happened and append the record, with what only this rank knows."""
-        if not self._speaks:
+        if not self._writes:
             return
         for event in dict.fromkeys(events):  # the record has them
             logger.warning("%s: step %d: %s", self._caller, record.step, event)
@@ -205,7 +205,7 @@ class Announcer:
 
     def _tell(self, line: Mapping[str, Any]) -> None:
         """A full disk or a tracker that fails is no reason to stop training, or to fall behind the others."""
-        if not self._speaks:
+        if not self._writes:
             return
         lines = [line]
         if self._opening is not None:
@@ -252,18 +252,16 @@ class Announcer:
                         event.kind,
                     )
 
-    def counted(self, steps: int, total_steps: int | None) -> None:
-        """A step was counted. A run that stops early is warned of when the process ends, if no other run has
-        stepped since."""
-        self._progress.steps, self._progress.total = steps, total_steps
-        if Announcer.last is not self._progress and self._speaks:
+    def stepped_last(self) -> None:
+        """A run that stops early is warned of when the process ends, if no other run has stepped since."""
+        if self._writes:
             if Announcer.last is None:
                 atexit.register(_warn_unfinished)
-            Announcer.last = self._progress
+            Announcer.last = self.progress
 
     def close(self) -> None:
         """Disables the warning at the exit."""
-        self._progress.total = None
+        self.progress.total = None
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ import hdet
 from hdet.hyperparameters import Axis, Explorable, LearningRate
 from hdet.loop.fan_out import FanOut
 from hdet.loop.optimizers import checksum, describe, trained_parameters
-from hdet.loop.policy import Policy
+from hdet.loop.policy import Context, Policy
 from hdet.replicas import Replicas, local
 
 __all__ = [
@@ -150,34 +150,20 @@ class Agreement:
     """What ranks compare at every sync, before anything of one is mixed with another's.
 
     Args:
-        caller: prefix for error messages.
-        replicas: who compares.
-        optimizer: whose weights they are.
+        context: the run. Weights that are meant to differ are not compared at a sync.
         fan_out: the hyperparameters.
         policies: the rest of what is decided.
-        own_gradients: whether replicas train by themselves.
-        diverges: whether their weights are meant to differ; then nobody compares them at a sync.
     """
 
-    def __init__(
-        self,
-        caller: str,
-        replicas: Replicas,
-        optimizer: Optimizer,
-        fan_out: FanOut,
-        policies: Sequence[Policy],
-        *,
-        own_gradients: bool,
-        diverges: bool,
-    ) -> None:
-        self._caller = caller
-        self._replicas = replicas
-        self._optimizer = optimizer
+    def __init__(self, context: Context, fan_out: FanOut, policies: Sequence[Policy]) -> None:
+        self._caller = context.caller
+        self._replicas = context.replicas
+        self._optimizer = context.optimizer
+        self._own_gradients = context.own_gradients
         self._fan_out = fan_out
         self._policies = policies
-        self._own_gradients = own_gradients
-        self._several = replicas.size > replicas.local_count
-        self._compares_weights = self._several and not diverges
+        self._several = context.replicas.size > context.replicas.local_count
+        self._compares_weights = self._several and not context.diverges
         self._far = 0
         self._warned = False
         self.forget()

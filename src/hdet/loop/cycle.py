@@ -94,8 +94,8 @@ class Cycle:
         #: S, or None while nobody knows.
         self.total_steps = total_steps
         self._records: deque[SyncRecord] = deque(maxlen=_RECORDS)
-        speaks = replicas.world_rank == 0
-        self._announcer = Announcer(caller, speaks=speaks, history=history, on_event=on_event)
+        writes = replicas.world_rank == 0
+        self._announcer = Announcer(caller, writes=writes, history=history, on_event=on_event)
         self.note = self._announcer.note
         settings = {"total_steps": total_steps, "gradients": gradients, "design": design, "seed": seed}
         obstacle = self._announcer.obstacle
@@ -134,8 +134,8 @@ class Cycle:
         self.resume_at(first_step)
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, self._fan_out.axes)
         for warning in warnings:
-            self._announcer.say_once(logging.WARNING, warning)
-        self._announcer.say(logging.INFO, self._introduction())
+            self._announcer.warn_once(warning)
+        self._announcer.log(logging.INFO, self._introduction())
         #: Whether the last step is logged; who says more of it does so itself.
         self.says_end = True
         if self._looked_at:
@@ -182,12 +182,6 @@ class Cycle:
             refuse_divergence(caller, parts_of(optimizer), replicas)
         with_state = own or any(axis.bends_state and axis.spread > 0 for axis in axes)
         self._converge = Converge(replicas, optimizer, model, with_state=with_state)
-        how = {"own_gradients": own, "diverges": self._diverges}
-        self._agreement = Agreement(caller, replicas, optimizer, fan_out, self._policies, **how)
-        collinear = not own and axes == fan_out.learning_rates
-        self._meeting = Meeting(
-            caller, replicas, fan_out, self._agreement, self._converge, **how, collinear=collinear
-        )
         context = Context(
             caller,
             optimizer,
@@ -196,7 +190,12 @@ class Cycle:
             self._diverges,
             sharing.by_arm,
             fan_out.silenced,
+            own,
         )
+        self._agreement = Agreement(context, fan_out, self._policies)
+        # Replicas that differ in their learning rates alone lie on one line.
+        collinear = not own and axes == fan_out.learning_rates
+        self._meeting = Meeting(context, fan_out, self._agreement, self._converge, collinear=collinear)
         for policy, of_policy in zip(self._policies, bound, strict=True):
             policy.bind(of_policy, context)
         self.schedule = CoveredSchedule(caller, schedule, optimizer, fan_out.learning_rates)
@@ -334,7 +333,10 @@ class Cycle:
                 self.schedule.note()
         if ends and self.steps == self.total_steps:
             self._end(record)
-        self._announcer.counted(self.steps, self.total_steps)
+        progress = self._announcer.progress
+        progress.steps, progress.total = self.steps, self.total_steps
+        if Announcer.last is not progress:
+            self._announcer.stepped_last()
         if self._announcer.events:
             self._announcer.call_listeners()
         return record
@@ -353,17 +355,17 @@ class Cycle:
 
     def _warn_if_overwritten(self, step: int) -> None:
         if warning := self.schedule.overwritten():
-            self._announcer.say_once(logging.WARNING, f"step {step}: {warning}", "overwritten")
+            self._announcer.warn_once(f"step {step}: {warning}", "overwritten")
 
     def _end(self, record: SyncRecord | None) -> None:
         for trouble in filter(None, (policy.check_end() for policy in self._policies)):
-            self._announcer.say(logging.ERROR, trouble)
+            self._announcer.log(logging.ERROR, trouble)
         self.note("end", step=self.steps)
         found = ", ".join(f"{name} is {value:.4g}" for name, value in self.values.items())
         syncs = f"{self._round} sync{'' if self._round == 1 else 's'}"
         message = f"all {self.steps} steps were counted, with {syncs}; {found or 'nothing was explored'}"
         if self.says_end:
-            self._announcer.say(logging.INFO, message)
+            self._announcer.log(logging.INFO, message)
         self._announcer.events.append(Event("end", self.steps, message, record))
 
     def _stay_at_the_end(self) -> None:
@@ -378,7 +380,7 @@ class Cycle:
         )
         if self._own_gradients:
             warning += "; replicas on gradients of their own stay apart: call converge() when you stop"
-        self._announcer.say_once(logging.WARNING, warning, "beyond the end")
+        self._announcer.warn_once(warning, "beyond the end")
 
     # ------------------------------------------------------------------ rounds
 
@@ -412,7 +414,7 @@ class Cycle:
             self._converge.forget()
         self.schedule.look()
         for kind, warning in warnings.items():
-            self._announcer.say_once(logging.WARNING, warning, kind)
+            self._announcer.warn_once(warning, kind)
         events = [*gathered.odd, *decided.events]
         record = SyncRecord(
             step=self.steps,
@@ -467,7 +469,7 @@ class Cycle:
         odd = self._meeting.converge(self.steps, self._round, self._training_loss)
         self._since_sync = 0
         for event in odd:
-            self._announcer.say(logging.WARNING, event)
+            self._announcer.log(logging.WARNING, event)
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
@@ -496,7 +498,7 @@ class Cycle:
     def stop(self) -> None:
         """Training is over, at whichever step it is; where that is not the last one, it is logged."""
         if self.total_steps is not None and self.steps < self.total_steps:
-            self._announcer.say_once(logging.WARNING, unfinished(self.steps, self.total_steps), "stopped")
+            self._announcer.warn_once(unfinished(self.steps, self.total_steps), "stopped")
         self._announcer.close()
 
     def detach(self) -> None:
@@ -504,8 +506,7 @@ class Cycle:
         self._hooks.remove()
         self._announcer.close()
         if self.apart:
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"detached {self._since_sync} steps after the last sync: the replicas' weights differ; call "
                 "converge() first",
             )
@@ -520,7 +521,7 @@ class Cycle:
         except Exception as error:
             if kind is None:
                 raise
-            self._announcer.say(logging.ERROR, f"detach() failed: {error}")  # and not instead of its cause
+            self._announcer.log(logging.ERROR, f"detach() failed: {error}")  # and not instead of its cause
 
     # ------------------------------------------------------------------ the state
 
@@ -533,8 +534,7 @@ class Cycle:
     def saved(self) -> dict[str, Any]:
         """What :meth:`state_dict` saves, for a door that saves more. Warns where it is not the run's."""
         if self._hooks.stepped:
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"state_dict: called after optimizer.step() and before step(): the state is of step "
                 f"{self.steps}, and what is saved of the optimizer now is of the next one: a run that goes "
                 "on from both is one step behind; call step() first",
@@ -542,8 +542,7 @@ class Cycle:
             )
         # The rows of one process are saved together.
         if self.apart and self.replicas.size > self.replicas.local_count:
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"state_dict: called {self._since_sync} steps after the last sync: the replicas' weights "
                 "differ, and what is saved beside it is one replica's; call converge() on every rank first, "
                 "or save every rank's own",

@@ -233,4 +233,4 @@ class FanOut:
     def _write_own(self) -> None:
         for axis, level in self._throughout:
             axis.fan_out(level)
-        self._is_out = True
+        self._is_out = bool(self._throughout)

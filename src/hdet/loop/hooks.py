@@ -13,7 +13,6 @@ The hooks are opaque to ``torch.compile``: a compiled ``optimizer.step`` is cut 
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -178,7 +177,7 @@ class StepHooks:
                 self.forget()
                 raise RuntimeError(message)
             message = message.removeprefix(f"{self._caller}.")
-            self._announcer.say_once(logging.WARNING, message, "calls too rarely")
+            self._announcer.warn_once(message, "calls too rarely")
         if most > 0 and len(self._optimizers) > 1:
             self._look_for_misses()
 
@@ -192,8 +191,7 @@ class StepHooks:
                 f"step: all optimizers must step before each call, and {type(one).__name__} (number {i}) "
                 f"has missed {self._missed[i]} of {self._counted}"
             )
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"{message}: the step counts, for others have moved; a GradScaler may skip one",
                 f"missed by {i}",
             )
@@ -218,13 +216,11 @@ class StepHooks:
             else "taken for gradient accumulation, a skipped step, or a framework that steps schedulers once "
             "for every process (Accelerate); the schedule waits"
         )
-        self._announcer.say_once(
-            logging.WARNING,
+        self._announcer.warn_once(
             f"step() was called although the optimizer has not stepped since the last call: {taken}",
         )
         if self._calls_without_step == _TOO_MANY_CALLS:
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"{_TOO_MANY_CALLS} calls of step() without one of optimizer.step(): is this the optimizer "
                 "that trains? Its step hooks have not been called; a CUDA graph that replays it calls none",
             )
@@ -273,12 +269,10 @@ class StepHooks:
             message = (
                 f"all of {calls} steps were skipped on the device: nothing is trained; is the loss finite?"
             )
-            self._announcer.say_once(logging.WARNING, message, "all skipped on the device")
+            self._announcer.warn_once(message, "all skipped on the device")
         elif ago:  # a few are how GradScaler finds its scale
             message = f"{len(ago)} of {calls} steps were skipped on the device: they do not count"
-            self._announcer.say_once(
-                logging.WARNING, f"{message}, the schedule waits", "skipped on the device"
-            )
+            self._announcer.warn_once(f"{message}, the schedule waits", "skipped on the device")
         return ago
 
 

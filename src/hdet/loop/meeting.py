@@ -16,9 +16,8 @@ from hdet.loop.checks import Agreement
 from hdet.loop.converge import Converge, Measured, predicted_distances
 from hdet.loop.fan_out import FanOut
 from hdet.loop.health import Health, Watch, lost_buffers, overwritten
-from hdet.loop.policy import Policy, Sample
+from hdet.loop.policy import Context, Policy, Sample
 from hdet.loop.training_loss import TrainingLoss, mean_losses, sample_of
-from hdet.replicas import Replicas
 
 __all__ = ["Gathered", "Meeting"]
 
@@ -50,39 +49,27 @@ class Meeting:
     """Where the replicas of a run meet.
 
     Args:
-        caller: prefix for error messages.
-        replicas: who meets.
+        context: the run.
         fan_out: the hyperparameters and their levels.
         agreement: what they must agree on.
         converge: the mean of the weights.
-        own_gradients: whether replicas train by themselves.
-        diverges: whether there is anything to average.
         collinear: whether replicas diverge along one line, so that their distance follows from their
             multipliers.
     """
 
     def __init__(
-        self,
-        caller: str,
-        replicas: Replicas,
-        fan_out: FanOut,
-        agreement: Agreement,
-        converge: Converge,
-        *,
-        own_gradients: bool,
-        diverges: bool,
-        collinear: bool,
+        self, context: Context, fan_out: FanOut, agreement: Agreement, converge: Converge, *, collinear: bool
     ) -> None:
-        self._caller = caller
-        self._replicas = replicas
+        self._caller = context.caller
+        self._replicas = context.replicas
+        self._own_gradients = context.own_gradients
+        self._diverges = context.diverges
         self._fan_out = fan_out
         self._agreement = agreement
         self._converge = converge
-        self._health = Health(caller, replicas, converge)
-        self._watch = Watch(caller, own_gradients=own_gradients)
-        self._own_gradients = own_gradients
-        self._diverges = diverges
         self._collinear = collinear
+        self._health = Health(context.caller, context.replicas, converge)
+        self._watch = Watch(context.caller, own_gradients=context.own_gradients)
         #: The norms of every rank, if gathered already: on gradients of their own they come with the losses.
         self._norms: list[list[float]] = []
 

@@ -31,7 +31,7 @@ __all__ = ["Before", "Context", "Decided", "Policy", "Sample", "Seen"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a policy acts; the engine makes it before the first step.
+    """The run, as its parts and policies see it; the loop makes it before the first step.
 
     Args:
         caller: begins errors and log lines.
@@ -41,6 +41,7 @@ class Context:
         diverges: whether the replicas' weights differ between two syncs.
         by_arm: from a value of every rank to one of every arm.
         regularisers_off: a context in which they are.
+        own_gradients: whether replicas train by themselves.
     """
 
     caller: str
@@ -50,6 +51,7 @@ class Context:
     diverges: bool
     by_arm: Callable[[Sequence[float]], tuple[float, ...]]
     regularisers_off: Callable[[], AbstractContextManager[None]]
+    own_gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
