@@ -247,7 +247,7 @@ def own_losses(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> 
             hdet=llama.one_cycle(rounds=5),
         )
         trainer.train()
-        return {"told": told, "by hand": by_hand, "steps": trainer.door._engine.steps}
+        return {"told": told, "by hand": by_hand, "steps": trainer.door._cycle.steps}
 
 
 @pytest.mark.parametrize("together", [True, False])

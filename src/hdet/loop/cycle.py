@@ -10,7 +10,6 @@ import logging
 import math
 import time
 import weakref
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -644,62 +643,59 @@ class Cycle:
 class Door:
     """What a scheduler with a cycle behind it shows of it; :class:`hdet.Ensemble` is the cycle itself."""
 
-    @property
-    @abstractmethod
-    def _engine(self) -> Cycle:
-        """The cycle."""
+    _cycle: Cycle
 
     @property
     def steps(self) -> int:
         """Optimizer steps counted so far; what a fused optimizer has skipped on the device is taken back at a
         sync."""
-        return self._engine.steps
+        return self._cycle.steps
 
     @property
     def sync_every(self) -> int | None:
         """T, the steps from one sync to the next; None where windows grow with the run."""
-        return self._engine.sync_every
+        return self._cycle.sync_every
 
     @property
     def spread(self) -> float:
         """α, how far from the base the replicas' learning rates are."""
-        return self._engine.spread
+        return self._cycle.spread
 
     @property
     def values(self) -> dict[str, float]:
         """The base value of everything that is explored, by name; of a learning rate its present one."""
-        return self._engine.values
+        return self._cycle.values
 
     @property
     def replica_lrs(self) -> list[float]:
         """The learning rate that this replica's next optimizer step uses, for each parameter group."""
-        return self._engine.replica_lrs
+        return self._cycle.replica_lrs
 
     @property
     def replicas(self) -> Replicas:
         """The replicas this process is one of."""
-        return self._engine.replicas
+        return self._cycle.replicas
 
     @property
     def apart(self) -> bool:
         """Whether the replicas' weights differ now, so that one rank's are not the run's."""
-        return self._engine.apart
+        return self._cycle.apart
 
     @property
     def history(self) -> list[SyncRecord]:
         """The records of the last syncs, a thousand at most; a file keeps all (``history=``)."""
-        return self._engine.history
+        return self._cycle.history
 
     def converge(self) -> None:
         """Average replicas that diverge now, without ending the round. Every rank must call it."""
-        self._engine.converge()
+        self._cycle.converge()
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
         """Within, everything has its base value; the weights stay this replica's own."""
-        with self._engine.at_base():
+        with self._cycle.at_base():
             yield
 
     def detach(self) -> None:
         """Let go of the optimizer and of what is explored; the base values stay."""
-        self._engine.detach()
+        self._cycle.detach()

@@ -44,7 +44,7 @@ def unwrapped(caller: str, optimizer: object) -> Optimizer:
 
 
 class JointOptimizer(Optimizer):
-    """Several optimizers, as the engine looks at one: their groups and what they remember, in order.
+    """Several optimizers, as the loop sees one: their groups and what they remember, in order.
 
     It is a view: nothing is kept here, and it does not step. Groups that are added later come last, whichever
     optimizer they were added to, so that a group keeps its number.

@@ -1,6 +1,6 @@
 """What a policy is: it moves some hyperparameters, and says when, by what evidence, and how far.
 
-The engine holds a list of policies. It knows nothing of any of them but this, and asks in this order:
+The loop holds a list of policies. It knows nothing of any of them but this, and asks in this order:
 
     each step     before_step · the optimizer steps · after_step · has a window ended?
     at a sync     at_own · the weights become their mean · at_mean · one gather over all ranks · decide

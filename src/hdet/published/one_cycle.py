@@ -1,7 +1,7 @@
 """``OneCycleAutoLR``: the paper's method as a drop-in for ``torch.optim.lr_scheduler.OneCycleLR``.
 
-The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is the
-engine's (:mod:`hdet.loop.cycle`). This file translates the names:
+The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is
+:mod:`hdet.loop.cycle`. This file translates the names:
 
 ========================  ===================================  =====
 the authors' argument     ours                                 paper
@@ -105,8 +105,6 @@ class OneCycleAutoLR(Door, OneCycleLR):
         (10, 1)
     """
 
-    _cycle: Cycle | None = None
-
     @refuse_removed
     def __init__(
         self,
@@ -208,7 +206,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
 
         Between syncs nothing waits for the device.
         """
-        if self._cycle is None:  # OneCycleLR's constructor takes the step that sets the first values
+        if not hasattr(self, "_cycle"):  # OneCycleLR's constructor takes the step that sets the first values
             super().step()
             return None
         return self._cycle.step(loss)
@@ -216,12 +214,13 @@ class OneCycleAutoLR(Door, OneCycleLR):
     def get_lr(self) -> list[float | Tensor]:
         """OneCycleLR's values times what auto-LR has found."""
         values: list[float | Tensor] = super().get_lr()
-        cycle = self._cycle
-        return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
+        if not hasattr(self, "_cycle") or not self._cycle.schedule.moved:
+            return values
+        return self._cycle.schedule.covered(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """OneCycleLR's state and the engine's, sealed."""
-        return self._engine.owner.pack({"curve": [self._curve_state()], "engine": self._engine.saved()})
+        """OneCycleLR's state and the loop's, with a checksum."""
+        return self._cycle.owner.pack({"curve": [self._curve_state()], "engine": self._cycle.saved()})
 
     def _curve_state(self) -> dict[str, Any]:
         return {name: value for name, value in super().state_dict().items() if name != "_cycle"}
@@ -232,13 +231,13 @@ class OneCycleAutoLR(Door, OneCycleLR):
         if _is_plain(state_dict):
             self._check_plain(state_dict)
             super().load_state_dict(state_dict)
-            self._engine.resume_at(self.last_epoch)
+            self._cycle.resume_at(self.last_epoch)
             return
-        state, _ = self._engine.owner.unpack(state_dict)
+        state, _ = self._cycle.owner.unpack(state_dict)
         check_fits("OneCycleAutoLR", {"curve": [], "engine": {}}, state)
-        self._engine.check_state(state["engine"])
+        self._cycle.check_state(state["engine"])
         super().load_state_dict(state["curve"][0])
-        self._engine.take_state(state["engine"])
+        self._cycle.take_state(state["engine"])
 
     def _check_plain(self, state: Mapping[str, Any]) -> None:
         """Nothing in a plain OneCycleLR's state says whether it is whole."""
@@ -249,11 +248,6 @@ class OneCycleAutoLR(Door, OneCycleLR):
                     f"OneCycleAutoLR.load_state_dict: {name} must be as when the state was saved, {saved}, "
                     f"got {mine}: the whole curve follows from it; begin a new run from the weights"
                 )
-
-    @property
-    def _engine(self) -> Cycle:
-        assert self._cycle is not None
-        return self._cycle
 
 
 #: OneCycleLR's own arguments; ``verbose``, which torch had until 2.6, prints and is left to it.
@@ -280,7 +274,7 @@ def _is_plain(state: object) -> bool:
 
 
 class _Curve:
-    """The OneCycleLR beneath it, as the engine's base schedule.
+    """The OneCycleLR beneath it, as the loop's base schedule.
 
     It computes each value from ``max_lr``, never from the last one, so that ``get_lr`` above can cover it.
     """

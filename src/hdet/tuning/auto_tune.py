@@ -1,6 +1,6 @@
 """AutoTune: one run that is given no learning rate, no regularisation and no number of steps.
 
-A door to the engine with two policies in the same windows: a horizon finds the learning rate and the end, a
+Two policies run in the same windows: a horizon finds the learning rate and the end, a
 regression moves everything else by what replicas that differ in it come to.
 """
 

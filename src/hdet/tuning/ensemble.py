@@ -1,6 +1,6 @@
 """``Ensemble``: any scalar hyperparameters, explored by replicas and moved by their losses.
 
-A door to the engine: it chooses the one policy that its arguments describe.
+The loop itself (:class:`~hdet.loop.cycle.Cycle`), with the one policy that its arguments describe.
 """
 
 from __future__ import annotations
