@@ -47,10 +47,16 @@ class TrainingLoss:
 
     def add(self, loss: Tensor | SupportsFloat) -> None:
         """Add one loss: a tensor with one element, or anything that ``float()`` takes."""
-        if self._replicas > 1:
-            self._add_all(loss)
-        elif isinstance(loss, Tensor) and not loss.is_cpu:
+        if self._replicas > 1 and (not isinstance(loss, Tensor) or loss.shape != (self._replicas,)):
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(
+                f"step(loss): loss must be the losses of the {self._replicas} replicas in this process, as "
+                f"StackedReplicas.losses gives them, got {got}"
+            )
+        if isinstance(loss, Tensor) and not loss.is_cpu:
             self._keep(loss)
+        elif isinstance(loss, Tensor) and self._replicas > 1:
+            self._sum = self._sum + loss.detach().double()
         else:
             try:
                 value = loss.item() if isinstance(loss, Tensor) else float(loss)
@@ -66,18 +72,6 @@ class TrainingLoss:
         """Whether this very object was the last one that was taken. Where the optimizer has not stepped since
         it is no other micro-batch: Accelerate steps a scheduler once for every process."""
         return loss is not None and self._last() is loss
-
-    def _add_all(self, losses: object) -> None:
-        if not isinstance(losses, Tensor) or losses.shape != (self._replicas,):
-            got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
-            raise ValueError(
-                f"step(loss): loss must be the losses of the {self._replicas} replicas in this process, as "
-                f"StackedReplicas.losses gives them, got {got}"
-            )
-        if losses.is_cpu:
-            self._sum = self._sum + losses.detach().double()
-        else:
-            self._keep(losses)
 
     def row(self) -> list[float | Tensor]:
         """Sum and count of this replica, how much of both is from before a resume, and the sum of squares."""
