@@ -6,6 +6,7 @@ from typing import Any
 
 import hdet
 from hdet import integrations
+from hdet.removed import MOVED
 
 # Frameworks are not installed to document what meets them.
 integrations.require = lambda package, floor: None  # type: ignore[assignment]
@@ -44,12 +45,13 @@ def outside(_: Any, page: str, text: list[str]) -> None:
 
 
 def public(app: Any, env: Any, node: Any, shown: Any) -> Any:
-    """A public name is documented as ``hdet.Name``, wherever it lives."""
+    """A public name is documented as ``hdet.Name``, wherever it lives; the others under their modules."""
     name = node.get("reftarget", "").rpartition(".")[2]
-    if node.get("refdomain") != "py" or name not in hdet.__all__:
+    module = "hdet" if name in hdet.__all__ else MOVED.get(name)
+    if node.get("refdomain") != "py" or module is None:
         return None
     place = env, node["refdoc"], app.builder
-    return env.domains["py"].resolve_xref(*place, "obj", f"hdet.{name}", node, shown)
+    return env.domains["py"].resolve_xref(*place, "obj", f"{module}.{name}", node, shown)
 
 
 def setup(app: Any) -> None:

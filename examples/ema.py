@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hdet
+from hdet.loop.announce import Event
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
@@ -27,7 +28,7 @@ def loss_of(pair: tuple[torch.Tensor, torch.Tensor], net: nn.Module = model) -> 
     return (net(pair[0]) - pair[1]).square().mean()
 
 
-def follow(event: hdet.Event) -> None:
+def follow(event: Event) -> None:
     if event.kind == "back":
         print(f"step {event.step}: {event.sentence}")
         ema.n_averaged.zero_()  # the next update copies the weights

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hdet.hyperparameters import Axis
+from hdet.hyperparameters import Axis, LearningRate
+from hdet.loop.levels import levels
 from hdet.loop.policy import Context, Policy
 from hdet.replicas import SoloReplica
 
@@ -32,6 +33,12 @@ class Faster(SoloReplica):
 
     def gather(self, row: Any) -> list[list[float]]:
         return [[*row[:3], row[3] + row[4], *row[4:]], list(row)]  # its mean loss is 1 higher
+
+
+def multipliers(size: int, spread: float) -> tuple[float, ...]:
+    """ρ of every replica in round 0 (Eq. 1)."""
+    (axis,) = LearningRate(spread).bind(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
+    return axis.multipliers(levels(size))
 
 
 class Attention(nn.Module):

@@ -18,7 +18,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from benchmarks.rows import Row, failure
 from benchmarks.workloads import Batch, feedstream, newsfeed
 from benchmarks.workloads.base import Workload, seeded
-from hdet import AutoLR, OneCycleAutoLR, Probe, StackedReplicas, SyncRecord
+from hdet import AutoLR, OneCycleAutoLR, Probe, StackedReplicas
+from hdet.history import SyncRecord
 
 __all__ = [
     "ARMS",

@@ -31,7 +31,8 @@ from benchmarks.reproduce.tasks import REPLICAS, Task, make
 from benchmarks.rows import failure
 from benchmarks.workloads.base import seeded
 from benchmarks.workloads.newsfeed import parameter_groups
-from hdet import AutoLR, OneCycleAutoLR, Probe, StackedReplicas, SyncRecord, warm_start_
+from hdet import AutoLR, OneCycleAutoLR, Probe, StackedReplicas, warm_start_
+from hdet.history import SyncRecord
 
 __all__ = ["PRETRAINING_LR", "SETTINGS", "execute", "one_cycle", "reduced"]
 

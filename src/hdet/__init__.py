@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hdet.autolr.auto_lr import AutoLR
     from hdet.autolr.best_mean import BestMean
-    from hdet.autolr.find import Found, find
+    from hdet.autolr.find import find
     from hdet.autolr.guard import Guard
     from hdet.autolr.replay import replay
-    from hdet.autolr.rule import HorizonController
-    from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord, read_history
     from hdet.hyperparameters import (
         Betas,
         Dropout,
@@ -27,16 +25,13 @@ if TYPE_CHECKING:
         WeightDecay,
     )
     from hdet.interruption import Interruptible
-    from hdet.loop.announce import Event
     from hdet.probes import Probe
     from hdet.published.one_cycle import OneCycleAutoLR
-    from hdet.published.softmax import SoftmaxController
     from hdet.published.warm_start import warm_start_
     from hdet.replicas import Arms, StackedReplicas
-    from hdet.saving import Loaded, load, save
+    from hdet.saving import load, save
     from hdet.tuning.auto_tune import AutoTune
     from hdet.tuning.ensemble import Ensemble
-    from hdet.tuning.regression import RegressionController
 
 __version__ = "0.2.0"
 
@@ -45,18 +40,9 @@ _HOMES = {
     "AutoLR": "autolr.auto_lr",
     "AutoTune": "tuning.auto_tune",
     "BestMean": "autolr.best_mean",
-    "HorizonController": "autolr.rule",
-    "RegressionController": "tuning.regression",
-    "SoftmaxController": "published.softmax",
-    "Event": "loop.announce",
     "Ensemble": "tuning.ensemble",
-    "Found": "autolr.find",
     "find": "autolr.find",
     "Guard": "autolr.guard",
-    "HorizonRecord": "history",
-    "HyperparameterRecord": "history",
-    "SyncRecord": "history",
-    "read_history": "history",
     "Betas": "hyperparameters",
     "Dropout": "hyperparameters",
     "GradientClip": "hyperparameters",
@@ -71,7 +57,6 @@ _HOMES = {
     "Probe": "probes",
     "Arms": "replicas",
     "StackedReplicas": "replicas",
-    "Loaded": "saving",
     "load": "saving",
     "save": "saving",
     "replay": "autolr.replay",
@@ -86,31 +71,21 @@ __all__ = [
     "Betas",
     "Dropout",
     "Ensemble",
-    "Event",
-    "Found",
     "GradientClip",
     "Guard",
-    "HorizonController",
-    "HorizonRecord",
     "Hyperparameter",
-    "HyperparameterRecord",
     "Interruptible",
     "LabelSmoothing",
     "LearningRate",
-    "Loaded",
     "Momentum",
     "OneCycleAutoLR",
     "Probe",
-    "RegressionController",
-    "SoftmaxController",
     "StackedReplicas",
-    "SyncRecord",
     "Temperature",
     "WeightDecay",
     "__version__",
     "find",
     "load",
-    "read_history",
     "replay",
     "save",
     "warm_start_",
@@ -125,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         import_module("hdet.removed").refuse_name(name)
         try:
-            return import_module(f"hdet.{name}")  # a room: hdet.history.read(path)
+            return import_module(f"hdet.{name}")  # a room: hdet.history.read_history(path)
         except ModuleNotFoundError as error:
             if error.name != f"hdet.{name}":
                 raise

@@ -6,9 +6,9 @@ record's ``events`` say which it was.
 
 A line with a ``kind`` is no sync but a note: ``run`` opens a run (what it is, versions, command; where it
 resumes another, at which step), ``said`` is a warning between syncs, ``lost`` counts lines that could not be
-written, ``end`` and ``handed`` close it. Files of before have none; readers skip kinds that they do not know.
+written, ``end`` and ``handed`` close it. Readers skip kinds that they do not know.
 
-Whoever is to hear of a run while it goes on, a tracker say, is told the same lines: a :data:`Listener`.
+A :data:`Listener`, such as a tracker, is called with the same lines while the run goes on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,10 @@ __all__ = [
     "HyperparameterRecord",
     "Listener",
     "SyncRecord",
-    "append",
     "cut_torn_tail",
     "listeners_of",
-    "note",
     "of_note",
     "of_sync",
-    "read",
     "read_history",
     "write",
 ]
@@ -44,7 +41,7 @@ logger = logging.getLogger("hdet")
 
 #: So many bytes at a time are searched for the end of the last whole line.
 _LOOK_BACK = 1 << 16
-#: Is told every line of a history, as the file would hold it.
+#: Is called with every line of a history, as the file would hold it.
 Listener = Callable[[Mapping[str, Any]], object]
 #: Where a history goes: to a file, to a listener, or to several of both.
 History = str | PathLike[str] | Listener | Sequence[str | PathLike[str] | Listener]
@@ -114,7 +111,7 @@ class HorizonRecord:
 
 @dataclass(frozen=True, slots=True)
 class SyncRecord:
-    """One sync as every rank saw it; what is said of replicas has one number for each.
+    """One sync as every rank saw it; tuples of replicas have one number for each.
 
     Args:
         step: optimizer steps counted so far.
@@ -165,22 +162,12 @@ class SyncRecord:
         return record
 
 
-def append(path: str | PathLike[str], record: SyncRecord, **own: Any) -> None:
-    """Add one record to the end of a history file that :class:`File` has prepared.
-
-    ``own`` is what only the writing rank knows (its clock, its memory): it stands in the line, not in the
-    record, which is the same on every rank.
-    """
-    write(path, of_sync(record, **own))
-
-
-def note(path: str | PathLike[str], kind: str, **facts: Any) -> None:
-    """Add a line that is no sync."""
-    write(path, of_note(kind, **facts))
-
-
 def of_sync(record: SyncRecord, **own: Any) -> dict[str, Any]:
-    """The line of a sync; what is not finite is None."""
+    """The line of a sync; what is not finite is None.
+
+    ``own`` is what only the writing rank knows (its clock, its memory): it is in the line, not in the record,
+    which is the same on every rank.
+    """
     line: dict[str, Any] = _finite({**asdict(record), **own})
     return line
 
@@ -192,13 +179,13 @@ def of_note(kind: str, **facts: Any) -> dict[str, Any]:
 
 
 class File:
-    """A history file, as one of those who listen."""
+    """A history file, as a listener."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = path
         #: How long it was when this run last wrote to it.
         self._size: int | None = None
-        self._told = False
+        self._warned = False
 
     def prepare(self) -> None:
         """Make the file and its folder if need be, and take away what a crash has left of a line."""
@@ -209,10 +196,10 @@ class File:
 
     def __call__(self, line: Mapping[str, Any]) -> None:
         others = self._size is not None and _length(self.path) > self._size
-        if others and not self._told:
-            self._told = True
+        if others and not self._warned:
+            self._warned = True
             logger.warning(
-                "another run writes to the history %s as well: their lines cannot be told apart; give each a "
+                "another run writes to the history %s as well: their lines cannot be separated; give each a "
                 "file of its own",
                 self.path,
             )
@@ -224,7 +211,7 @@ class File:
 
 
 def listeners_of(history: History | None) -> list[Listener]:
-    """Who is told.
+    """The listeners that ``history=`` names.
 
     >>> listeners_of(["run.jsonl", print])
     [run.jsonl, <built-in function print>]
@@ -264,7 +251,7 @@ def read_history(path: str | PathLike[str], *, run: int = -1, superseded: bool =
             resumed = raw.get("resumed_at") if "kind" in raw else None
             if "kind" not in raw:
                 record = SyncRecord.from_json(line)
-                # A replica that joins others opens with a line, too; the steps go on, and do not begin anew.
+                # A replica that joins others opens with a line, too; the steps go on, and do not begin again.
                 if opened and runs[-1] and record.step <= runs[-1][-1].step:
                     runs.append([])
                 runs[-1].append(record)
@@ -285,10 +272,6 @@ def read_history(path: str | PathLike[str], *, run: int = -1, superseded: bool =
     return runs[run]
 
 
-#: Within this room's own name: ``hdet.history.read(path)``.
-read = read_history
-
-
 def write(path: str | PathLike[str], line: Mapping[str, Any]) -> None:
     """Add a line. What a crash, or a full disk, has left of one before is cut off first."""
     cut_torn_tail(path)
@@ -298,7 +281,7 @@ def write(path: str | PathLike[str], line: Mapping[str, Any]) -> None:
 
 
 def cut_torn_tail(path: str | PathLike[str]) -> int:
-    """Take away what stands behind the last whole line; how many bytes that was."""
+    """Remove what follows the last whole line; returns how many bytes that was."""
     try:
         with Path(path).open("r+b") as file:
             size = end = file.seek(0, 2)

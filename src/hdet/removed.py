@@ -1,4 +1,4 @@
-"""Public names and arguments that were removed: using one raises, and the error names the replacement."""
+"""Public names and arguments that moved or were removed: using one raises, and the error says what to use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-__all__ = ["ARGUMENTS", "NAMES", "refuse_name", "refuse_removed"]
+__all__ = ["ARGUMENTS", "MOVED", "NAMES", "refuse_name", "refuse_removed"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,6 +27,20 @@ NAMES: dict[str, tuple[str, str]] = {
     "OuterLR": ("0.3.0", _NO_OUTER),
     "OuterMomentum": ("0.3.0", _NO_OUTER),
     "flat": ("0.3.0", "save a state with hdet.save, torch.save or torch.distributed.checkpoint"),
+}
+
+#: Names that were in ``hdet`` until 0.3.0, and the module to import each from.
+MOVED = {
+    "Event": "hdet.loop.announce",
+    "Found": "hdet.autolr.find",
+    "HorizonController": "hdet.autolr.rule",
+    "HorizonRecord": "hdet.history",
+    "HyperparameterRecord": "hdet.history",
+    "Loaded": "hdet.saving",
+    "RegressionController": "hdet.tuning.regression",
+    "SoftmaxController": "hdet.published.softmax",
+    "SyncRecord": "hdet.history",
+    "read_history": "hdet.history",
 }
 
 #: Keyword arguments by the function that took them: "AutoLR" for its constructor, "AutoLR.step" for a method.
@@ -70,15 +84,19 @@ ARGUMENTS: dict[str, dict[str, tuple[str, str]]] = {
 
 
 def refuse_name(name: str) -> None:
-    """Raise for a removed name; for ``hdet.__getattr__``.
+    """Raise for a name that moved or was removed; for ``hdet.__getattr__``.
 
     ``from hdet import name`` discards the message of an AttributeError, so there it is an ImportError.
     """
-    if name not in NAMES:
+    if name in MOVED:
+        message = f"hdet.{name} moved in 0.3.0: from {MOVED[name]} import {name}"
+    elif name in NAMES:
+        version, instead = NAMES[name]
+        message = f"hdet.{name} was removed in {version}: {instead}"
+    else:
         return
-    version, instead = NAMES[name]
     importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
-    raise (ImportError if importing else AttributeError)(f"hdet.{name} was removed in {version}: {instead}")
+    raise (ImportError if importing else AttributeError)(message)
 
 
 def refuse_removed(function: F) -> F:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hdet
+from hdet.history import SyncRecord
 
 Answer = tuple[str, str, float]
 
@@ -101,5 +102,5 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def timeless(record: hdet.SyncRecord) -> str:
+def timeless(record: SyncRecord) -> str:
     return replace(record, milliseconds=0.0).to_json()

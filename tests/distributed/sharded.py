@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.history import SyncRecord
 from hdet.replicas import local
 
 #: Samples of a batch; the ranks of one replica share them.
@@ -139,7 +140,7 @@ class Run:
             self.optimizer = ZeroRedundancyOptimizer(self.model.parameters(), kinds[optimizer], **settings)
         else:
             self.optimizer = kinds[optimizer](self.model.parameters(), **settings)
-        self.records: list[hdet.SyncRecord] = []
+        self.records: list[SyncRecord] = []
         #: What the loss is multiplied by, by number of the step.
         self.scale: dict[int, float] = {}
 

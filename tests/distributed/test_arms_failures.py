@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.replicas.launch import LocalProcesses
+from hdet.tuning.regression import RegressionController
 from tests.distributed import tasks
 from tests.distributed.classifier import (
     Answer,
@@ -149,7 +150,7 @@ def empty_signal(rank: int) -> list[list[str]]:
                 optimizer,
                 [hdet.Dropout(model)],
                 gradients=gradients,
-                controller=hdet.RegressionController(),
+                controller=RegressionController(),
                 probe=probe,
                 model=model,
             )

@@ -16,13 +16,13 @@ from hdet.autolr.drawn import DrawnShape
 from hdet.autolr.policy import Horizon
 from hdet.autolr.rule import HorizonController
 from hdet.autolr.shapes import WarmStableDecay
+from hdet.history import SyncRecord
 from hdet.loop.cycle import Cycle
 from hdet.loop.policy import Policy
 from hdet.loop.windows import Windows
 from hdet.replicas import replicas_of
 from hdet.replicas.launch import LocalProcesses
-from hdet.tuning.compare import Regression
-from hdet.tuning.in_windows import Beside
+from hdet.tuning.policies import Regression, WindowRegression
 from hdet.tuning.regression import RegressionController
 from tests.distributed import classifier
 
@@ -51,7 +51,7 @@ class Run:
             total_steps=STEPS,
         )
 
-    def step(self, step: int) -> hdet.SyncRecord | None:
+    def step(self, step: int) -> SyncRecord | None:
         classifier.advance(self.model, self.criterion, self.optimizer, self.rank, step)
         return self.tune.step()
 
@@ -179,7 +179,7 @@ def test_removing_one_changes_nothing_of_what_the_others_are_dealt(
 # ---------------------------------------------------------------------- no policy claims what another did
 
 
-class Always(Beside):
+class Always(WindowRegression):
     """Every window decides."""
 
     move = Regression.move
@@ -265,7 +265,10 @@ def test_the_horizon_comes_first() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     probe = hdet.Probe(lambda x: model(x).mean(), [torch.ones(1, 2)] * 8, model=model)
     horizon = Horizon([hdet.LearningRate(spread=0.0)], probe, HorizonController(), Windows(10, 0.2, 150))
-    policies: list[Policy] = [Beside([hdet.WeightDecay()], horizon, RegressionController()), horizon]
+    policies: list[Policy] = [
+        WindowRegression([hdet.WeightDecay()], horizon, RegressionController()),
+        horizon,
+    ]
     with pytest.raises(ValueError, match="the horizon must come first"):
         Cycle(optimizer, policies, replicas_of("Cycle", optimizer), total_steps=200)
 

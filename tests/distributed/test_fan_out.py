@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.loop.levels import multipliers
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed import tasks
+from tests.fakes import multipliers
 
 SPREAD = 0.25
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.autolr.rule import HorizonController
+from hdet.history import SyncRecord
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed import tasks
 from tests.unit.training import searched
@@ -73,7 +75,7 @@ def flat(model: torch.nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()])
 
 
-def comparable(records: list[hdet.SyncRecord]) -> list[str]:
+def comparable(records: list[SyncRecord]) -> list[str]:
     return [replace(record, milliseconds=0.0).to_json() for record in records]
 
 
@@ -178,7 +180,7 @@ def disagree(rank: int) -> list[str]:
     """What each rank hears, for one disagreement after the other."""
     options: list[dict[str, Any]] = [
         {"per_sync": 1 + rank},
-        {"rule": hdet.HorizonController(growth=1.0 + rank)},
+        {"rule": HorizonController(growth=1.0 + rank)},
         {"offload": bool(rank)},
         {"patience": 1 + rank},
         {"schedule": "cosine" if rank else "onecycle"},
@@ -247,7 +249,7 @@ def test_a_probe_that_raises_on_one_rank_leaves_none_waiting(ranks: LocalProcess
     assert second == "a disk was away"
 
 
-def misled(rank: int) -> tuple[list[hdet.SyncRecord], list[str]]:
+def misled(rank: int) -> tuple[list[SyncRecord], list[str]]:
     """Rank 1 alone trains on batches of its probe; all give losses that are sums."""
     lines: list[str] = []
     listener = logging.Handler()

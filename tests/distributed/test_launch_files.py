@@ -90,7 +90,7 @@ def test_the_slurm_script_trains_on_two_machines(tmp_path: Path) -> None:
     ends = re.findall(r"rank (\d) of 2 [^w]* weights (-?[\d.]+)", text)
     assert sorted(rank for rank, _ in ends) == ["0", "1"]
     assert len({weights for _, weights in ends}) == 1
-    steps = [record.step for record in history.read(folder / "history.jsonl")]
+    steps = [record.step for record in history.read_history(folder / "history.jsonl")]
     assert steps == sorted(set(steps))
     assert steps[-1] == 120
     assert (folder / "checkpoint.pt").is_file()

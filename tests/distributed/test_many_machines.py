@@ -72,9 +72,9 @@ def check(folder: Path) -> None:
     assert sorted(rank.pop("machine") for rank in found) == ["0", "1"]
     assert found[0] == found[1]
     for kind, run in found[0].items():
-        assert [record.step for record in history.read(folder / f"{kind}.jsonl")] == run["syncs"]
+        assert [record.step for record in history.read_history(folder / f"{kind}.jsonl")] == run["syncs"]
     assert found[0]["OneCycleAutoLR"]["syncs"] == list(range(SYNC_EVERY, STEPS + 1, SYNC_EVERY))
-    (first, *_) = history.read(folder / "OneCycleAutoLR.jsonl")
+    (first, *_) = history.read_history(folder / "OneCycleAutoLR.jsonl")
     assert len(set(first.losses)) == 2  # each has seen data of its own
 
 

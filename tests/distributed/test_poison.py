@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hdet
+from hdet.history import SyncRecord
 from hdet.replicas import local
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.classifier import Answer, answer_to, listening
@@ -47,7 +48,7 @@ class Training:
     def loss(self, x: Tensor) -> Tensor:
         return (self.model(x) - x.sum(1, keepdim=True)).square().mean()
 
-    def step(self, poison: Callable[[], None] | None = None) -> hdet.SyncRecord | None:
+    def step(self, poison: Callable[[], None] | None = None) -> SyncRecord | None:
         loss = self.loss(torch.randn(16, 3))
         self.optimizer.zero_grad()
         loss.backward()
@@ -122,7 +123,7 @@ WHY = {
 
 def poisoned(rank: int, what: str, probe: bool, on_demand: bool) -> dict[str, Any]:
     training = Training(rank, probe=probe, total_steps=STEPS)
-    records: list[hdet.SyncRecord] = []
+    records: list[SyncRecord] = []
     before: dict[str, Tensor] = {}
 
     def act() -> None:

@@ -16,11 +16,12 @@ from hdet.autolr.drawn import DrawnShape
 from hdet.autolr.policy import Horizon
 from hdet.autolr.rule import HorizonController
 from hdet.autolr.shapes import WarmStableDecay
+from hdet.history import SyncRecord
 from hdet.loop.cycle import Cycle
 from hdet.loop.windows import Windows
 from hdet.replicas import replicas_of
 from hdet.replicas.launch import LocalProcesses
-from hdet.tuning.compare import Regression
+from hdet.tuning.policies import Regression
 from hdet.tuning.regression import RegressionController
 from tests.distributed import tasks
 
@@ -64,7 +65,7 @@ class Run:
     def held_out(self, draw: int) -> tuple[Tensor, Tensor]:
         return tasks.batch(self.rank, 100_000 + draw)
 
-    def step(self, step: int) -> hdet.SyncRecord | None:
+    def step(self, step: int) -> SyncRecord | None:
         value = self.loss(tasks.batch(self.rank, step))
         self.optimizer.zero_grad()
         value.backward()
@@ -126,7 +127,7 @@ def test_the_weights_are_one_model_after_every_sync(results: list[dict[str, Any]
 
 
 def test_each_policy_moves_its_own_and_both_stand_in_the_records(results: list[dict[str, Any]]) -> None:
-    records: list[hdet.SyncRecord] = results[0]["records"]
+    records: list[SyncRecord] = results[0]["records"]
     for other in results[1:]:
         assert [r.to_json() for r in other["records"]] == [r.to_json() for r in records]
     judged = [record for record in records if record.step <= 90]

@@ -165,7 +165,7 @@ def test_a_broken_loss_has_no_vote(ranks: LocalProcesses, tmp_path: Any, poison:
         assert result["records"][2].events == ()
         assert all(math.isfinite(lr) for lr in result["lrs"])
         assert result["lrs"] == results[0]["lrs"]
-    written = hdet.history.read(path)
+    written = hdet.history.read_history(path)
     assert [record.step for record in written] == [6, 12, 18, 24]
     assert math.isnan(written[1].losses[1])
 

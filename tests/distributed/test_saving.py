@@ -16,6 +16,7 @@ from hdet import saving
 from hdet.loop.levels import levels
 from hdet.loop.state import digest
 from hdet.replicas.launch import LocalProcesses, ReplicaError
+from hdet.tuning.regression import RegressionController
 from tests.distributed.classifier import all_equal
 from tests.states import inside
 
@@ -38,7 +39,7 @@ class Run:
             self.door: Any = hdet.Ensemble(
                 self.optimizer,
                 [hdet.LearningRate(0.2)],
-                controller=hdet.RegressionController(),
+                controller=RegressionController(),
                 design="permutation",
                 gradients="none",
                 sync_every=T,

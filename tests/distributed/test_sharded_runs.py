@@ -154,7 +154,7 @@ def test_memory_is_told_as_it_is_and_one_process_writes(ranks: LocalProcesses, t
     path = tmp_path / "history.jsonl"
     for result in ranks.run(remembered, "fsdp2", str(path), size=2):
         assert result["told"] == result["held"]
-    steps = [record.step for record in history.read(path)]
+    steps = [record.step for record in history.read_history(path)]
     assert len(steps) == len(set(steps)) >= 4
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hdet
+from hdet.history import SyncRecord
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.classifier import Answer, answer_to
 from tests.distributed.sharded import Run
@@ -120,7 +121,7 @@ def test_partitions_of_one_model_are_no_replicas(ranks: LocalProcesses) -> None:
         assert "holds another partition of one model" in message
 
 
-def not_wired(rank: int) -> tuple[Answer, list[hdet.SyncRecord]]:
+def not_wired(rank: int) -> tuple[Answer, list[SyncRecord]]:
     """DistributedDataParallel was forgotten: every rank follows its own gradient."""
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
@@ -148,7 +149,7 @@ def test_distances_that_the_learning_rate_does_not_explain(ranks: LocalProcesses
         assert all("apart where" in " ".join(record.events) for record in records)
 
 
-def noisy(rank: int, noise: float) -> list[hdet.SyncRecord]:
+def noisy(rank: int, noise: float) -> list[SyncRecord]:
     run = Run(rank, "ddp")
     hdet.warm_start_(run.model, noise)
     scheduler = hdet.OneCycleAutoLR(

@@ -16,7 +16,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
 from benchmarks.workloads.charlm import GPT
+from hdet.history import SyncRecord
 from hdet.replicas.launch import LocalProcesses
+from hdet.tuning.regression import RegressionController
 from tests.distributed import tasks
 
 STEPS, SYNC_EVERY, SAMPLES = 12, 4, 6
@@ -143,7 +145,7 @@ class Together:
             gradients=case.gradients,
             sync_every=SYNC_EVERY,
             probe=probe if self.probed else None,
-            controller=hdet.RegressionController() if self.probed else None,
+            controller=RegressionController() if self.probed else None,
             model=model,
             seed=self.seed,
         )
@@ -228,7 +230,7 @@ def stacked(case: Case, size: int) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- and where they arrive
 
 
-def assert_same_records(a: hdet.SyncRecord, b: hdet.SyncRecord) -> None:
+def assert_same_records(a: SyncRecord, b: SyncRecord) -> None:
     close: dict[str, float] = {"rel": 1e-4, "abs": TOLERANCE, "nan_ok": True}  # type: ignore[dict-item]
     assert (a.step, a.round, a.events) == (b.step, b.round, b.events)
     for name in ("losses", "weights", "distance_measured", "distance_predicted", "held_out", "held_out_mean"):

@@ -15,6 +15,7 @@ from torch import nn
 
 import hdet
 from hdet import history
+from hdet.history import SyncRecord
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed import tasks
 from tests.distributed.classifier import (
@@ -55,7 +56,7 @@ class Run:
     def own(self) -> tuple[float, float]:
         return self.model.drop.p, self.criterion.label_smoothing
 
-    def step(self, step: int) -> hdet.SyncRecord | None:
+    def step(self, step: int) -> SyncRecord | None:
         loss = advance(self.model, self.criterion, self.optimizer, self.rank, step)
         return self.ensemble.step(loss)
 
@@ -145,7 +146,7 @@ def test_the_records_agree_and_read_back_as_written(whole: tuple[list[Any], Path
     results, path = whole
     assert len(results[0]["records"]) == SYNCS
     assert all(r["records"] == results[0]["records"] for r in results)
-    written = history.read(path)
+    written = history.read_history(path)
     assert [timeless(record) for record in written] == results[0]["records"]
     for i, record in enumerate(written):
         assert (record.step, record.round) == (SYNC_EVERY * (i + 1), i)

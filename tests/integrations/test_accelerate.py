@@ -113,7 +113,7 @@ def plain(rank: int, size: int, folder: Path, kind: str, steps: int) -> str:
 def decisions(path: Path, after: int = 0) -> str:
     found = [
         (r.step, r.losses, [h.base_after for h in r.hyperparameters], [(s.action, s.lag) for s in r.horizon])
-        for r in hdet.history.read(path)
+        for r in hdet.history.read_history(path)
     ]
     return json.dumps([decision for decision in found if decision[0] > after])
 
@@ -210,7 +210,7 @@ def test_accumulated_losses_are_whole(ranks: LocalProcesses, tmp_path: Path) -> 
         assert len(result["losses"]) == 100
         parts = [result["losses"][epoch * 10 :][a:b] for epoch in range(10) for a, b in _THREES]
         steps = [sum(part) / len(part) for part in parts]
-        told = [r.losses[rank] for r in hdet.history.read(tmp_path / "h.jsonl")]
+        told = [r.losses[rank] for r in hdet.history.read_history(tmp_path / "h.jsonl")]
         assert told == pytest.approx([sum(steps[i : i + 4]) / 4 for i in range(0, 40, 4)], rel=1e-6)
 
 
@@ -222,7 +222,7 @@ def test_a_step_that_was_skipped_does_not_count(ranks: LocalProcesses, tmp_path:
     for rank, result in enumerate(ranks.run(train, 2, tmp_path, "one_cycle", run, size=2)):
         assert result["steps"] == 18
         taken = [loss for step, loss in enumerate(result["losses"]) if step not in (3, 7)]
-        told = [r.losses[rank] for r in hdet.history.read(tmp_path / "h.jsonl")]
+        told = [r.losses[rank] for r in hdet.history.read_history(tmp_path / "h.jsonl")]
         assert told == pytest.approx([sum(taken[i : i + 6]) / 6 for i in range(0, 18, 6)], rel=1e-6)
 
 

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 import hdet
+from hdet.history import SyncRecord
 from hdet.integrations.trackers import Tracker
 
 NAMES = {"hdet/lr/0", "hdet/lag/lr", "hdet/replica/0/loss", "hdet/sync_ms"}
 
 
-def train(target: Any, path: Path) -> list[hdet.SyncRecord]:
+def train(target: Any, path: Path) -> list[SyncRecord]:
     """A run of AutoLR; the records of its file."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -37,10 +38,10 @@ def train(target: Any, path: Path) -> list[hdet.SyncRecord]:
         optimizer.step()
         optimizer.zero_grad()
         auto.step(loss)
-    return hdet.history.read(path)
+    return hdet.history.read_history(path)
 
 
-def rates(records: list[hdet.SyncRecord]) -> list[tuple[int, float]]:
+def rates(records: list[SyncRecord]) -> list[tuple[int, float]]:
     return [(record.step, record.hyperparameters[0].base_after) for record in records]
 
 

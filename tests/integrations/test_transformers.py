@@ -91,7 +91,7 @@ def decisions(path: Path) -> list[Any]:
     """What was seen and decided, without what differs from machine to machine."""
     return [
         (r.step, r.losses, [h.base_after for h in r.hyperparameters], [(s.action, s.lag) for s in r.horizon])
-        for r in hdet.history.read(path)
+        for r in hdet.history.read_history(path)
     ]
 
 
@@ -247,7 +247,7 @@ def own_losses(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> 
             hdet=llama.one_cycle(rounds=5),
         )
         trainer.train()
-        return {"told": told, "by hand": by_hand, "steps": trainer.door._engine.steps}
+        return {"told": told, "by hand": by_hand, "steps": trainer.door._cycle.steps}
 
 
 @pytest.mark.parametrize("together", [True, False])

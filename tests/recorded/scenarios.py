@@ -19,6 +19,10 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
+from hdet.history import SyncRecord
+from hdet.loop.announce import Event
+from hdet.published.softmax import SoftmaxController
+from hdet.tuning.regression import RegressionController
 
 __all__ = ["SAVED", "SCENARIOS", "STATES", "Scenario", "kept"]
 
@@ -131,7 +135,7 @@ class Stacked(Run):
         self._replicas.optimizer.zero_grad()
         self._replicas.backward(losses)
         self._replicas.optimizer.step()
-        record: hdet.SyncRecord | None = self.door.step(losses)
+        record: SyncRecord | None = self.door.step(losses)
         if record is not None:
             self._replicas.write_()
         return comparable(record)
@@ -182,7 +186,7 @@ class Found(Run):
         )
 
 
-def comparable(record: hdet.SyncRecord | None) -> str | None:
+def comparable(record: SyncRecord | None) -> str | None:
     """All of a record but the time it took, and its sentences: a sync's ``events``, a horizon's ``why``."""
     if record is None:
         return None
@@ -320,7 +324,7 @@ def vote_by_probe(rank: int, steps: int) -> Run:
         sync_every=10,
         total_steps=steps,
         probe=probe(model, rank),
-        controller=hdet.SoftmaxController("auto"),
+        controller=SoftmaxController("auto"),
         gradients="none",
         model=model,
     )
@@ -335,7 +339,7 @@ def stacked(rank: int, steps: int) -> Run:
         [hdet.LearningRate(0.3), hdet.WeightDecay()],
         sync_every=10,
         total_steps=steps,
-        controller=hdet.RegressionController(),
+        controller=RegressionController(),
         model=model,
     )
     return Stacked(replicas, model, door)
@@ -350,7 +354,7 @@ def auto_lr(rank: int, model: nn.Module, optimizer: Any, steps: int | None, **op
     return run
 
 
-def heard(run: Run) -> Callable[[hdet.Event], None]:
+def heard(run: Run) -> Callable[[Event], None]:
     return lambda event: run.events.append([event.step, event.kind])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 
 import pytest
 
@@ -41,6 +42,17 @@ def test_a_removed_name() -> None:
 def test_a_removed_name_is_not_public(name: str) -> None:
     assert name not in hdet.__all__
     assert not hasattr(hdet, name)
+
+
+@pytest.mark.parametrize(("name", "module"), removed.MOVED.items())
+def test_a_moved_name_says_where_it_is(name: str, module: str) -> None:
+    assert name not in hdet.__all__
+    assert hasattr(import_module(module), name)
+    message = rf"^hdet\.{name} moved in 0\.3\.0: from {module} import {name}$"
+    with pytest.raises(AttributeError, match=message):
+        getattr(hdet, name)
+    with pytest.raises(ImportError, match=message):
+        exec(f"from hdet import {name}")
 
 
 def test_a_removed_argument() -> None:

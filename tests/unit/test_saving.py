@@ -17,6 +17,7 @@ import torch
 
 import hdet
 from hdet.loop.state import digest
+from hdet.saving import Loaded
 from tests.unit.doors import DOORS, Made
 
 
@@ -28,7 +29,7 @@ def save(made: Made, path: Path, **anything: Any) -> None:
     hdet.save(path, model=made.model, optimizer=made.optimizer, auto=made.door, **anything)
 
 
-def load(made: Made, path: Path) -> hdet.Loaded:
+def load(made: Made, path: Path) -> Loaded:
     return hdet.load(path, model=made.model, optimizer=made.optimizer, auto=made.door)
 
 

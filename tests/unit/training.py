@@ -14,15 +14,16 @@ from torch import Tensor, nn
 import hdet
 from benchmarks.workloads import quadratic
 from hdet import Probe
+from hdet.history import SyncRecord
 from hdet.loop.windows import Windows
 
 
-def decisions(records: list[hdet.SyncRecord]) -> list[str]:
+def decisions(records: list[SyncRecord]) -> list[str]:
     """Everything but the time it took; as text, where NaN equals NaN."""
     return [replace(record, milliseconds=0.0).to_json() for record in records]
 
 
-def searched(records: list[hdet.SyncRecord]) -> list[hdet.SyncRecord]:
+def searched(records: list[SyncRecord]) -> list[SyncRecord]:
     """Those of the search; windows of the descent that follows it move nothing."""
     return [record for record in records if record.horizon[0].why != "the schedule comes down"]
 
@@ -81,7 +82,7 @@ class Training:
             torch.optim.AdamW(groups) if kind == "adamw" else torch.optim.SGD(groups, momentum=0.9)
         )
         self.settings = {"total_steps": 200, **options}
-        self.records: list[hdet.SyncRecord] = []
+        self.records: list[SyncRecord] = []
         self.lrs: list[list[float]] = []
         self.step = 0
         self.poisoned = -1
@@ -178,7 +179,7 @@ class Overfitting:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         probe = Probe(self.loss, lambda k: self.samples(1000 + k, 512), model=self.model)
         self.auto = hdet.AutoLR(self.optimizer, probe=probe, **options)
-        self.records: list[hdet.SyncRecord] = []
+        self.records: list[SyncRecord] = []
 
     @staticmethod
     def samples(seed: int, count: int) -> tuple[Tensor, Tensor]:
@@ -203,7 +204,7 @@ class Overfitting:
         return self
 
     @property
-    def restarts(self) -> list[hdet.SyncRecord]:
+    def restarts(self) -> list[SyncRecord]:
         return [r for r in self.records if any("from the beginning" in event for event in r.events)]
 
 

@@ -81,7 +81,9 @@ def check(
         )
     _check_schedule(caller, optimizer, schedule, total_steps)
     if rule is not None and not isinstance(rule, HorizonController):
-        raise TypeError(f"{caller}: rule must be a hdet.HorizonController, got {type(rule).__name__}")
+        raise TypeError(
+            f"{caller}: rule must be a hdet.autolr.rule.HorizonController, got {type(rule).__name__}"
+        )
     if patience is not None and (not isinstance(patience, int) or patience < 1):
         raise ValueError(f"{caller}: patience must be an integer of at least 1, or None, got {patience!r}")
     check_offload(caller, offload)

@@ -53,10 +53,11 @@ class AutoLR(Search):
         offload: keep the copies for a rollback, and the best weights, in the host's (pinned) memory; False
             keeps them on the device, which is faster and takes its memory.
         process_group: the replicas; the default group if None, and this process alone without one.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+        history: a JSONL file to which rank 0 appends every :class:`~hdet.history.SyncRecord`; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
-        on_event: called with every :class:`Event` (moved, best, back, lost, end) at the end of its step, on
-            every rank. What follows the weights has to go back with them: ``examples/ema.py``.
+        on_event: called with every :class:`~hdet.loop.announce.Event` (moved, best, back, lost, end) at the
+            end of its step, on every rank. What follows the weights must go back with them:
+            ``examples/ema.py``.
         rule: for experts: the constants of the rule that moves the learning rate. The defaults are meant for
             everything.
 

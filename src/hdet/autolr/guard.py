@@ -19,7 +19,7 @@ from hdet.autolr.choice import mean_of
 from hdet.autolr.rise import has_risen
 from hdet.autolr.snapshot import Snapshot
 from hdet.loop.checks import check_sync_every
-from hdet.loop.given import GivenBuffers
+from hdet.loop.converge import FiniteBuffers
 from hdet.loop.optimizers import parts_of
 from hdet.loop.state import Owner, check_fits
 from hdet.probes import Probe
@@ -101,7 +101,7 @@ class Guard:
         self._before: list[float] = []
         self._losses: list[Tensor | float] = []
         self._alarm: Alarm | None = None
-        self._given = GivenBuffers()
+        self._given = FiniteBuffers()
         # What the first step finds, whatever is loaded until then.
         self._handles = [part.register_step_pre_hook(lambda *_: self._begin()) for part in parts_of(every)]
 

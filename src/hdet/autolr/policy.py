@@ -34,8 +34,8 @@ from hdet.autolr.trail import Trail
 from hdet.autolr.way_back import WayBack
 from hdet.history import HorizonRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
-from hdet.loop.mirrors import Mirrors
-from hdet.loop.parameters import every_parameter
+from hdet.loop.converge import WeightCopies
+from hdet.loop.optimizers import every_parameter
 from hdet.loop.policy import Before, Context, Decided, Policy, Seen
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
@@ -129,7 +129,7 @@ class Horizon(Policy):
             self._patience,
             apart=self._probe.has_norms,
         )
-        self._mirrors = Mirrors(optimizer, context.replicas)
+        self._copies = WeightCopies(optimizer, context.replicas)
         self._way_back = WayBack(parameters, optimizer, self._probe.model, offload=self._offload)
         self._clock.total_steps = context.total_steps
         one = context.replicas.local_count == 1  # what several see at once is no sample
@@ -397,7 +397,7 @@ class Horizon(Policy):
             self.start(step)
             where, rate = "from the beginning", "below a third of the learning rate"
         else:
-            with self._mirrors.following(), self._context.regularisers_off():
+            with self._copies.following(), self._context.regularisers_off():
                 improved = self.incumbent.go_back_()
             self._states = [self._controller.retreat(state, slower=slower) for state in self._states]
             self._trail.stand()

@@ -264,10 +264,6 @@ class Search(Door, LRScheduler):
         return self._cycle.total_steps
 
     @property
-    def _engine(self) -> Cycle:
-        return self._cycle
-
-    @property
     def last_epoch(self) -> int:
         """As :attr:`steps`, under the name that torch's schedulers have for it."""
         return self.steps

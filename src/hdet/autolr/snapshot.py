@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.autolr.room import bytes_of, copy_into, copy_of, fits, room_for, settled
-from hdet.loop.parameters import every_parameter
+from hdet.loop.optimizers import every_parameter
 from hdet.loop.state import Own, Piece
 from hdet.replicas import drop_gathered, is_dtensor, local, sharded_like, state_of
 

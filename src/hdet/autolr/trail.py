@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from hdet.autolr.alarm import Alarm
 from hdet.autolr.sketch import sketch, sketch_of_shards
 from hdet.autolr.window_mean import WindowMean
-from hdet.loop.parameters import trained_parameters
+from hdet.loop.optimizers import trained_parameters
 from hdet.loop.state import Piece
 from hdet.replicas import Mean, Replicas, local
 from hdet.replicas.norms import norm_of

@@ -1,7 +1,7 @@
-"""What can be explored: a class for each hyperparameter, its coordinate (``scales``), and the places that
+"""What can be explored: a class for each hyperparameter, its coordinate (``scales``), and the locations that
 hold its value (``axis``). This room imports torch alone."""
 
-from hdet.hyperparameters.axis import Axis, Explorable, Rows, ScalarAxis, refuse_shared_places
+from hdet.hyperparameters.axis import Axis, Explorable, Rows, ScalarAxis, refuse_shared_locations
 from hdet.hyperparameters.custom import Hyperparameter
 from hdet.hyperparameters.learning_rate import GroupLearningRate, LearningRate, separate_learning_rates
 from hdet.hyperparameters.module import Dropout, LabelSmoothing, Temperature
@@ -22,6 +22,6 @@ __all__ = [
     "ScalarAxis",
     "Temperature",
     "WeightDecay",
-    "refuse_shared_places",
+    "refuse_shared_locations",
     "separate_learning_rates",
 ]

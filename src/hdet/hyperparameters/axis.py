@@ -1,7 +1,7 @@
 """One explored scalar: a *base* value that all replicas share, and each replica's own value around it.
 
-The value is held in one place or several (a key of a parameter group, an attribute of a module, anything that
-can be read and written). A place holds the base value; the replica's own value replaces it only while it
+One location holds the value, or several (a key of a parameter group, an attribute of a module, anything that
+can be read and written). A location holds the base value; the replica's own value replaces it only while it
 acts: during the optimizer's step or, for what the forward pass reads, from one sync to the next.
 """
 
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from hdet.hyperparameters.scales import Scale
 
-__all__ = ["Axis", "Explorable", "Place", "Rows", "ScalarAxis", "refuse_shared_places"]
+__all__ = ["Axis", "Explorable", "Location", "Rows", "ScalarAxis", "refuse_shared_locations"]
 
 #: The relative rounding error of bfloat16.
 _COARSEST = 4e-3
@@ -31,7 +31,7 @@ class Explorable(Protocol):
     """What ``explore=`` is a list of."""
 
     def bind(self, optimizer: Optimizer) -> Sequence[Axis]:
-        """The scalars to explore, one or several, bound to the places that hold them."""
+        """The scalars to explore, one or several, bound to the locations that hold them."""
 
 
 class StandIn(Protocol):
@@ -76,7 +76,7 @@ class Axis(ABC):
     #: Whether it makes the optimizer's state differ although the gradient is shared.
     bends_state = False
     #: A warning to log before training begins, if any.
-    doubt = ""
+    warning = ""
 
     @property
     @abstractmethod
@@ -84,7 +84,7 @@ class Axis(ABC):
         """The value that all replicas share."""
 
     def readings(self) -> tuple[float, ...]:
-        """What its places hold now."""
+        """What its locations hold now."""
         return (self.base,)
 
     @abstractmethod
@@ -140,18 +140,18 @@ class Axis(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One place that holds a scalar.
+class Location:
+    """One location that holds a scalar.
 
     Args:
         read: returns what it holds.
         write: writes a number or, for replicas that are rows of one matrix, a tensor of all their values.
-        on_rows: the place for such replicas, if it is another one.
+        on_rows: the location for such replicas, if it is another one.
     """
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    on_rows: Callable[[Rows], Place] | None = None
+    on_rows: Callable[[Rows], Location] | None = None
 
     def number(self, name: str) -> float:
         """What it holds, if it is a finite number."""
@@ -178,15 +178,15 @@ class Place:
 
 
 class ScalarAxis(Axis):
-    """A scalar in one place, or in several that hold the same value.
+    """A scalar in one location, or in several that hold the same value.
 
     Args:
         name: in errors, in records, and as the key of its permutations.
-        places: what holds it.
+        locations: what holds it.
         scale: its coordinate and bounds.
         spread: in units of the coordinate.
         off: for a regulariser, the value without effect.
-        doubt, acts_in_step, needs_own_gradients, bends_state: as in :class:`Axis`.
+        warning, acts_in_step, needs_own_gradients, bends_state: as in :class:`Axis`.
     """
 
     #: Called by :meth:`close`.
@@ -195,12 +195,12 @@ class ScalarAxis(Axis):
     def __init__(
         self,
         name: str,
-        places: Sequence[Place],
+        locations: Sequence[Location],
         scale: Scale,
         spread: float,
         *,
         off: float | None = None,
-        doubt: str = "",
+        warning: str = "",
         acts_in_step: bool = False,
         needs_own_gradients: bool = False,
         bends_state: bool = False,
@@ -210,7 +210,7 @@ class ScalarAxis(Axis):
             raise ValueError(f"{name}: spread must be a finite number of at least 0, got {spread!r}")
         if off is not None and not math.isfinite(off):
             raise ValueError(f"{name}: off must be a finite number, got {off!r}")
-        found = [place.number(name) for place in places]
+        found = [location.number(name) for location in locations]
         if len(set(found)) > 1:
             raise ValueError(
                 f"{name}: one hyperparameter has one value, got {', '.join(f'{v:g}' for v in found[:6])}"
@@ -225,14 +225,14 @@ class ScalarAxis(Axis):
         self.name = name
         self.spread = spread
         self.regulariser = off is not None
-        self.doubt = doubt
+        self.warning = warning
         self.acts_in_step = acts_in_step
         self.needs_own_gradients = needs_own_gradients
         self.bends_state = bends_state
-        self._places = list(places)
+        self._locations = list(locations)
         self._scale = scale
         self._off = off
-        #: The base while the places hold something else, and that, as numbers.
+        #: The base while the locations hold something else, and that, as numbers.
         self._base: float | None = None
         self._written: list[float | None] = []
         #: The base after the last move; None before one, and after a state was loaded.
@@ -245,10 +245,10 @@ class ScalarAxis(Axis):
 
     @property
     def base(self) -> float:
-        return self._places[0].number(self.name) if self._base is None else self._base
+        return self._locations[0].number(self.name) if self._base is None else self._base
 
     def readings(self) -> tuple[float, ...]:
-        return tuple(place.number(self.name) for place in self._places)
+        return tuple(location.number(self.name) for location in self._locations)
 
     def values(self, levels: Sequence[float]) -> tuple[float, ...]:
         base = self.base
@@ -272,11 +272,11 @@ class ScalarAxis(Axis):
         if self._base is None:
             return
         base, self._base = self._base, None
-        for place, written in zip(self._places, self._written, strict=True):
+        for location, written in zip(self._locations, self._written, strict=True):
             # What someone else has written since is the new base; but a tensor is loaded, broadcast and
             # averaged with its model, so it says nothing.
-            unchanged = place.holds_tensor or place.number(self.name) == written
-            place.write(base if unchanged else place.read())
+            unchanged = location.holds_tensor or location.number(self.name) == written
+            location.write(base if unchanged else location.read())
 
     def shift(self, by: float) -> None:
         self.restore()
@@ -286,10 +286,10 @@ class ScalarAxis(Axis):
             self._moved_to = self.base
 
     def stack(self, caller: str, rows: Rows) -> None:
-        makers = [place.on_rows for place in self._places if place.on_rows is not None]
-        if len(makers) < len(self._places):
+        makers = [location.on_rows for location in self._locations if location.on_rows is not None]
+        if len(makers) < len(self._locations):
             super().stack(caller, rows)
-        self._places = [make(rows) for make in makers]
+        self._locations = [make(rows) for make in makers]
 
     @property
     def overwritten(self) -> bool:
@@ -338,23 +338,23 @@ class ScalarAxis(Axis):
             return
         try:
             self._write(value)
-            # Read back: a place may round. With a tensor for all rows, a module still holds the base.
+            # Read back: a location may round. With a tensor for all rows, a module still holds the base.
             self._written = [
-                None if place.holds_tensor else place.number(self.name) for place in self._places
+                None if location.holds_tensor else location.number(self.name) for location in self._locations
             ]
         except BaseException:
-            for place in self._places:
+            for location in self._locations:
                 with suppress(Exception):
-                    place.write(base)
+                    location.write(base)
             raise
         self._base = base
 
     def _write(self, value: float | Tensor) -> None:
-        for place in self._places:
-            place.write(value)
+        for location in self._locations:
+            location.write(value)
 
 
-def refuse_shared_places(caller: str, axes: Sequence[Axis]) -> None:
+def refuse_shared_locations(caller: str, axes: Sequence[Axis]) -> None:
     """Raise ValueError if a value that is written is not read back, or changes another hyperparameter's.
 
     Places are functions, which may be the user's own: only trying shows whether two of them are the same.

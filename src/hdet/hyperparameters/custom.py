@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.axis import Place, ScalarAxis
+from hdet.hyperparameters.axis import Location, ScalarAxis
 from hdet.hyperparameters.scales import LogScale, Scale, check_bounds
 
 __all__ = ["Hyperparameter"]
@@ -61,34 +61,29 @@ class Hyperparameter:
             raise ValueError(f"{caller}: acts must be 'forward' or 'step', got {self.acts!r}")
         if self.scale not in ("linear", "log"):
             raise ValueError(f"{caller}: scale must be 'linear' or 'log', got {self.scale!r}")
-        scale, spread = self._logarithmic(caller) if self.scale == "log" else self._linear(caller)
+        low, high = check_bounds(caller, self.bounds, "[0, inf]" if self.scale == "log" else "[-inf, inf]")
+        scale, default = Scale(low, high), (high - low) / 10
+        if self.scale == "log":
+            if low == 0 and math.isinf(high):
+                raise ValueError(
+                    f"{caller}: a logarithmic scale from 0 needs an upper bound to know what is small, got "
+                    f"bounds={self.bounds!r}; give one, or a lower bound above 0"
+                )
+            scale, default = LogScale(low, high, unit=0.0 if low > 0 else _UNIT_SHARE * high), 0.5
+        elif self.spread is None and math.isinf(default):
+            raise ValueError(
+                f"{caller}: a linear scale without bounds has no default spread, got spread=None; give "
+                "bounds or spread, in the hyperparameter's own units"
+            )
         return [
             ScalarAxis(
                 self.name,
-                [Place(self.read, self.write)],
+                [Location(self.read, self.write)],
                 scale,
-                spread if self.spread is None else self.spread,
+                default if self.spread is None else self.spread,
                 off=self.off,
                 acts_in_step=self.acts == "step",
                 needs_own_gradients=self.acts == "forward",
                 bends_state=self.acts == "step",
             )
         ]
-
-    def _linear(self, caller: str) -> tuple[Scale, float]:
-        low, high = check_bounds(caller, self.bounds, "[-inf, inf]")
-        if self.spread is None and math.isinf(high - low):
-            raise ValueError(
-                f"{caller}: a linear scale without bounds has no default spread, got spread=None; give "
-                "bounds or spread, in the hyperparameter's own units"
-            )
-        return Scale(low, high), (high - low) / 10
-
-    def _logarithmic(self, caller: str) -> tuple[Scale, float]:
-        low, high = check_bounds(caller, self.bounds, "[0, inf]")
-        if low == 0 and math.isinf(high):
-            raise ValueError(
-                f"{caller}: a logarithmic scale from 0 needs an upper bound to know what is small, got "
-                f"bounds={self.bounds!r}; give one, or a lower bound above 0"
-            )
-        return LogScale(low, high, unit=0.0 if low > 0 else _UNIT_SHARE * high), 0.5

@@ -8,7 +8,7 @@ with :class:`~hdet.StackedReplicas` only during their pass, as a tensor.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd  # no public name covers all dropout layers
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.axis import Place, Rows, ScalarAxis
+from hdet.hyperparameters.axis import Location, Rows, ScalarAxis
 from hdet.hyperparameters.scales import LogScale, check_bounds
 
 __all__ = ["Dropout", "LabelSmoothing", "Temperature"]
@@ -51,25 +51,17 @@ class Dropout:
         """One axis over all layers."""
         scale = LogScale(*check_bounds("Dropout", self.bounds, "[0, 1)"), unit=0.1)
 
-        def attribute_of(module: nn.Module) -> str | None:
-            if self.attribute is not None:
-                return self.attribute if hasattr(module, self.attribute) else None
-            if isinstance(module, _DropoutNd):
-                return "p"
-            # A recurrent layer drops between its layers, if there are several.
-            between = isinstance(module, nn.RNNBase) and module.num_layers > 1
-            return "dropout" if between or isinstance(module, nn.MultiheadAttention) else None
-
-        kind = "dropout layers" if self.attribute is None else f"attribute {self.attribute!r}"
-        places = _find("Dropout", self.model, self.layers, attribute_of, kind)
-        doubt = (
+        found = _find("Dropout", self.model, self.layers, self.attribute)
+        warning = (
             f"{self.name}: the model is compiled: each new probability compiles it again, and after "
             "torch._dynamo.config.recompile_limit of them (cache_size_limit in torch 2.6) torch runs it "
             "uncompiled. Raise that limit, or leave dropout out of what is compiled"
         )
-        doubt = doubt if _is_compiled(self.model) else ""
+        warning = warning if _is_compiled(self.model) else ""
         return [
-            ScalarAxis(self.name, places, scale, self.spread, off=0.0, doubt=doubt, needs_own_gradients=True)
+            ScalarAxis(
+                self.name, found, scale, self.spread, off=0.0, warning=warning, needs_own_gradients=True
+            )
         ]
 
 
@@ -98,8 +90,8 @@ class LabelSmoothing:
                 f"{type(self.criterion).__name__}; use nn.CrossEntropyLoss, or an object of your own whose "
                 "label_smoothing the loss reads"
             )
-        places = [_place("LabelSmoothing", self.criterion, "label_smoothing")]
-        return [ScalarAxis(self.name, places, scale, self.spread, off=0.0, needs_own_gradients=True)]
+        locations = [_location("LabelSmoothing", self.criterion, "label_smoothing")]
+        return [ScalarAxis(self.name, locations, scale, self.spread, off=0.0, needs_own_gradients=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,29 +121,34 @@ class Temperature:
         """One axis over all modules that have the attribute."""
         scale = LogScale(*check_bounds("Temperature", self.bounds, "(0, inf]"))
 
-        def attribute_of(module: nn.Module) -> str | None:
-            return self.attribute if hasattr(module, self.attribute) else None
+        found = _find("Temperature", self.model, self.layers, self.attribute)
+        return [ScalarAxis(self.name, found, scale, self.spread, needs_own_gradients=True)]
 
-        places = _find("Temperature", self.model, self.layers, attribute_of, f"attribute {self.attribute!r}")
-        return [ScalarAxis(self.name, places, scale, self.spread, needs_own_gradients=True)]
+
+def _attribute_of(module: nn.Module, attribute: str | None) -> str | None:
+    """Where a module keeps the value: under the given name, or where torch's layers keep their dropout."""
+    if attribute is not None:
+        return attribute if hasattr(module, attribute) else None
+    if isinstance(module, _DropoutNd):
+        return "p"
+    # A recurrent layer drops between its layers, if there are several.
+    between = isinstance(module, nn.RNNBase) and module.num_layers > 1
+    return "dropout" if between or isinstance(module, nn.MultiheadAttention) else None
 
 
 def _find(
-    caller: str,
-    model: nn.Module,
-    layers: Sequence[str] | None,
-    attribute_of: Callable[[nn.Module], str | None],
-    kind: str,
-) -> list[Place]:
-    """The places in the modules named by ``layers=``, or in all that have the attribute."""
+    caller: str, model: nn.Module, layers: Sequence[str] | None, attribute: str | None
+) -> list[Location]:
+    """The locations in the modules named by ``layers=``, or in all that have the attribute."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller}: model must be a torch nn.Module, got {type(model).__name__}")
     found = {
-        name: (module, attribute)
+        name: (module, its)
         for name, module in model.named_modules()
-        if (attribute := attribute_of(module)) is not None
+        if (its := _attribute_of(module, attribute)) is not None
     }
     if not found:
+        kind = "dropout layers" if attribute is None else f"attribute {attribute!r}"
         raise ValueError(
             f"{caller}: the model must have {kind}, got {type(model).__name__} without; "
             f"name the attribute that holds the value: {caller}(model, attribute=...)"
@@ -162,18 +159,18 @@ def _find(
                 f"{caller}: layers must be a list of some of {', '.join(map(repr, found))}, got {layers!r}"
             )
         found = {name: found[name] for name in layers}
-    for owner, attribute in found.values():
-        number = not isinstance(getattr(owner, attribute), Tensor)
+    for owner, its in found.values():
+        number = not isinstance(getattr(owner, its), Tensor)
         if number and sys.version_info[:3] == (3, 13, 0) and _is_compiled(model):
             raise RuntimeError(
-                f"{caller}: compiled code must read {type(owner).__name__}.{attribute} again after it is "
+                f"{caller}: compiled code must read {type(owner).__name__}.{its} again after it is "
                 "written, and on Python 3.13.0 it keeps the first value; use another Python, or leave the "
                 "model uncompiled"
             )
-    return [_place(caller, owner, attribute) for owner, attribute in found.values()]
+    return [_location(caller, owner, its) for owner, its in found.values()]
 
 
-def _place(caller: str, owner: Any, attribute: str) -> Place:
+def _location(caller: str, owner: Any, attribute: str) -> Location:
     def read() -> Any:
         return getattr(owner, attribute)
 
@@ -192,7 +189,7 @@ def _place(caller: str, owner: Any, attribute: str) -> Place:
         else:
             setattr(owner, attribute, value)
 
-    def on_rows(rows: Rows) -> Place:
+    def on_rows(rows: Rows) -> Location:
         """The attribute holds the base; replicas have their own values only during a pass."""
         stand_in = rows.stand_in(owner, attribute)
 
@@ -203,9 +200,9 @@ def _place(caller: str, owner: Any, attribute: str) -> Place:
                 write(value)
                 stand_in.follow_()
 
-        return Place(read, write_rows)
+        return Location(read, write_rows)
 
-    return Place(read, write, on_rows)
+    return Location(read, write, on_rows)
 
 
 def _is_compiled(model: nn.Module) -> bool:

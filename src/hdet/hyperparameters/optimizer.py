@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.hyperparameters.axis import Place, Rows, ScalarAxis
+from hdet.hyperparameters.axis import Location, Rows, ScalarAxis
 from hdet.hyperparameters.scales import LogScale, Scale, check_bounds, spread_of_each
 
 __all__ = ["Betas", "GradientClip", "Momentum", "WeightDecay"]
@@ -140,7 +140,15 @@ class GradientClip:
         """One axis, whose value the hook reads."""
         scale = LogScale(*check_bounds("GradientClip", self.bounds, "(0, inf]"))
         clipper = _Clipper(self.max_norm)
-        axis = ScalarAxis("gradient_clip", [clipper.place()], scale, self.spread, bends_state=True)
+
+        def on_rows(rows: Rows) -> Location:
+            clipper.rows = rows
+            return location
+
+        location = Location(
+            lambda: clipper.max_norm, lambda value: setattr(clipper, "max_norm", value), on_rows
+        )
+        axis = ScalarAxis("gradient_clip", [location], scale, self.spread, bends_state=True)
         # A compiled step must not look into it: it would be compiled again for every norm.
         hook = torch.compiler.disable(clipper.before_step)  # type: ignore[no-untyped-call]
         axis.on_close = optimizer.register_step_pre_hook(hook).remove
@@ -153,17 +161,6 @@ class _Clipper:
         self.max_norm: float | Tensor = max_norm
         #: The replicas, if the gradient is a matrix with a row for each.
         self.rows: Rows | None = None
-
-    def place(self) -> Place:
-        def write(value: float | Tensor) -> None:
-            self.max_norm = value
-
-        def on_rows(rows: Rows) -> Place:
-            self.rows = rows
-            return place
-
-        place = Place(lambda: self.max_norm, write, on_rows)
-        return place
 
     def before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -213,18 +210,18 @@ def _axes(
     for (title, groups), spread in zip(
         names.items(), spread_of_each(name, item.spread, len(names)), strict=True
     ):
-        places = [_place(optimizer, i, key, element) for i in groups]
-        held = [place.read() for place in places]
-        doubt = f"{title} is a tensor: every step waits for the device to read it; give a float"
+        locations = [_location(optimizer, i, key, element) for i in groups]
+        held = [location.read() for location in locations]
+        warning = f"{title} is a tensor: every step waits for the device to read it; give a float"
         waits = any(isinstance(value, Tensor) and not value.is_cpu for value in held)
         axes.append(
             ScalarAxis(
                 title,
-                places,
+                locations,
                 scale,
                 spread,
                 off=off,
-                doubt=doubt if waits else "",
+                warning=warning if waits else "",
                 acts_in_step=True,
                 bends_state=bends_state,
             )
@@ -232,7 +229,7 @@ def _axes(
     return axes
 
 
-def _place(optimizer: Optimizer, index: int, key: str, element: int | None) -> Place:
+def _location(optimizer: Optimizer, index: int, key: str, element: int | None) -> Location:
     """``group[key]``, or one element of it."""
 
     # The group is looked up every time: Optimizer.load_state_dict replaces its dictionary.
@@ -250,7 +247,7 @@ def _place(optimizer: Optimizer, index: int, key: str, element: int | None) -> P
         else:
             group[key] = type(group[key])(value if i == element else b for i, b in enumerate(group[key]))
 
-    return Place(read, write)
+    return Location(read, write)
 
 
 def _choose(name: str, optimizer: Optimizer, key: str, groups: Sequence[int] | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a run tells: rank 0 logs and writes the history, whoever gave ``on_event`` is called on every rank."""
+"""What a run reports: rank 0 logs and writes the history, ``on_event`` is called on every rank."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Event:
 
 def events_of(record: SyncRecord, decided: Decided, odd: Sequence[str]) -> list[Event]:
     """What a sync has brought, in the order in which it happened."""
-    events = [Event("lost", record.step, said, record) for said in odd]
+    events = [Event("lost", record.step, sentence, record) for sentence in odd]
     moved = [one for one in record.hyperparameters if one.base_after != one.base_before]
     if decided.best:
         loss = record.horizon[0].loss_mean if record.horizon else record.held_out_mean
@@ -63,18 +63,18 @@ def events_of(record: SyncRecord, decided: Decided, odd: Sequence[str]) -> list[
     if decided.went_back:
         events.append(Event("back", record.step, "; ".join(decided.events), record))
     if moved:
-        said = ", ".join(f"{one.name} from {one.base_before:.4g} to {one.base_after:.4g}" for one in moved)
-        events.append(Event("moved", record.step, said, record))
+        moves = ", ".join(f"{one.name} from {one.base_before:.4g} to {one.base_after:.4g}" for one in moved)
+        events.append(Event("moved", record.step, moves, record))
     return events
 
 
 class Announcer:
-    """Speaks for all ranks, or is silent.
+    """Logs and writes for all ranks; on all ranks but one it is silent.
 
     Args:
         caller: prefix of log lines.
-        speaks: whether this is the rank that logs and writes.
-        history: a JSONL file to which records are appended, a listener that is told them, or several.
+        writes: whether this is the rank that logs and writes.
+        history: a JSONL file to which records are appended, a listener that is called with them, or several.
         on_event: called with each event, at the end of its step, when everything has been done that follows
             from it. One that raises is logged, once, and training goes on: a rank that stopped alone would
             leave the others waiting.
@@ -87,32 +87,33 @@ class Announcer:
         self,
         caller: str,
         *,
-        speaks: bool,
+        writes: bool,
         history: History | None = None,
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         if on_event is not None and not callable(on_event):
             raise TypeError(
-                f"{caller}: on_event must be a function of one hdet.Event, got {type(on_event).__name__}"
+                f"{caller}: on_event must be a function of one hdet.loop.announce.Event, got "
+                f"{type(on_event).__name__}"
             )
         self._caller = caller
-        self._speaks = speaks
+        self._writes = writes
         self._on_event = on_event
         #: Events of this step.
         self.events: list[Event] = []
         self._listeners: list[Listener] = []
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._opening: dict[str, Any] | None = None
         #: How many lines each listener has missed since it began to fail.
         self._unwritten: dict[int, int] = {}
         self._introduced = False
         self._began, self._in_syncs = time.perf_counter(), 0.0
-        self._progress = _Progress(caller)
+        self.progress = _Progress(caller)
         #: Why the history cannot be written, if so; files are looked at before ranks compare what they have.
         self.obstacle: Exception | None = None
         try:
             self._listeners = history_file.listeners_of(history)
-            if speaks:
+            if writes:
                 for listener in self._listeners:
                     if isinstance(listener, File):
                         listener.prepare()
@@ -129,7 +130,7 @@ class Announcer:
     ) -> None:
         """The history opens with what the run is, at its first line: a file that explains itself later."""
         self._introduced = True
-        if not self._speaks:
+        if not self._writes:
             return
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._opening = {
@@ -162,18 +163,18 @@ class Announcer:
 
     # ------------------------------------------------------------------ log lines
 
-    def say(self, level: int, message: str) -> None:
-        """One line of log; what is more than information stands in the history, too."""
-        if self._speaks:
+    def log(self, level: int, message: str) -> None:
+        """One line of log; warnings and errors go into the history, too."""
+        if self._writes:
             logger.log(level, "%s: %s", self._caller, message)
             if level > logging.INFO and self._introduced:
                 self.note("said", level=logging.getLevelName(level).lower(), text=message)
 
-    def say_once(self, level: int, message: str, kind: str = "") -> None:
-        """One line of log in the whole run for each message, or kind of message."""
-        if (kind or message) not in self._said:
-            self._said.add(kind or message)
-            self.say(level, message)
+    def warn_once(self, message: str, kind: str = "") -> None:
+        """One warning in the whole run for each message, or kind of message."""
+        if (kind or message) not in self._logged:
+            self._logged.add(kind or message)
+            self.log(logging.WARNING, message)
 
     # ------------------------------------------------------------------ the history
 
@@ -188,9 +189,9 @@ class Announcer:
         self, record: SyncRecord, events: Sequence[str], learning_rates: Sequence[GroupLearningRate] = ()
     ) -> None:
         """Log what happened and append the record, with what only this rank knows."""
-        if not self._speaks:
+        if not self._writes:
             return
-        for event in dict.fromkeys(events):  # these stand in the record
+        for event in dict.fromkeys(events):  # the record has them
             logger.warning("%s: step %d: %s", self._caller, record.step, event)
         self._in_syncs += record.milliseconds / 1e3
         if self._listeners:
@@ -204,7 +205,7 @@ class Announcer:
 
     def _tell(self, line: Mapping[str, Any]) -> None:
         """A full disk or a tracker that fails is no reason to stop training, or to fall behind the others."""
-        if not self._speaks:
+        if not self._writes:
             return
         lines = [line]
         if self._opening is not None:
@@ -214,10 +215,10 @@ class Announcer:
             self._tell_one(listener, lines)
 
     def _tell_one(self, listener: Listener, lines: Sequence[Mapping[str, Any]]) -> None:
-        """What could not be told is counted, and the count told as soon as that is possible again."""
+        """Lines that could not be written are counted; the count is written as soon as that is possible."""
         key = id(listener)
         behind = self._unwritten.pop(key, 0)
-        told = 0
+        written = 0
         try:
             if behind:
                 listener(history_file.of_note("lost", lines=behind))
@@ -225,18 +226,13 @@ class Announcer:
                 behind = 0
             for each in lines:
                 listener(each)
-                told += 1
+                written += 1
         except Exception as error:
-            self._unwritten[key] = behind + len(lines) - told
-            if (said := f"history {listener!r}") not in self._said:
-                self._said.add(said)
-                logger.warning(
-                    "%s: the history could not be written to %r: %s: %s",
-                    self._caller,
-                    listener,
-                    type(error).__name__,
-                    error,
-                )
+            self._unwritten[key] = behind + len(lines) - written
+            if (kind := f"history {listener!r}") not in self._logged:
+                self._logged.add(kind)
+                why = f"{type(error).__name__}: {error}"
+                logger.warning("%s: the history could not be written to %r: %s", self._caller, listener, why)
 
     # ------------------------------------------------------------------ events, and the exit
 
@@ -247,42 +243,34 @@ class Announcer:
             try:
                 self._on_event(event)  # type: ignore[misc]  # it is not None
             except Exception:
-                if "on_event" not in self._said:
-                    self._said.add("on_event")
+                if "on_event" not in self._logged:
+                    self._logged.add("on_event")
                     logger.exception(
-                        "%s: on_event raised at step %d (%s); training goes on, and this is said once",
+                        "%s: on_event raised at step %d (%s); training goes on, and this is logged once",
                         self._caller,
                         event.step,
                         event.kind,
                     )
 
-    def counted(self, steps: int, total_steps: int | None) -> None:
-        """A step was counted. A run that stops early has no end at which anything could be said: it is said
-        when the process ends, of the run that stepped last."""
-        self._progress.steps, self._progress.total = steps, total_steps
-        if Announcer.last is not self._progress and self._speaks:
+    def stepped_last(self) -> None:
+        """A run that stops early is warned of when the process ends, if no other run has stepped since."""
+        if self._writes:
             if Announcer.last is None:
                 atexit.register(_warn_unfinished)
-            Announcer.last = self._progress
+            Announcer.last = self.progress
 
     def close(self) -> None:
         """Disables the warning at the exit."""
-        self._progress.total = None
+        self.progress.total = None
 
 
 @dataclass(slots=True)
 class _Progress:
-    """Steps counted, and how many there are to be; None where nothing is to be said at the exit."""
+    """Steps counted, and how many there are to be; None where no warning is due at the exit."""
 
     caller: str
     steps: int = 0
     total: int | None = None
-
-    def at_exit(self) -> str:
-        """What there is to say if nothing more happens."""
-        if self.total is None or self.steps >= self.total:
-            return ""
-        return f"{self.caller}: {unfinished(self.steps, self.total)}"
 
 
 def unfinished(steps: int, total_steps: int) -> str:
@@ -295,12 +283,13 @@ def unfinished(steps: int, total_steps: int) -> str:
 
 
 def _warn_unfinished() -> None:
-    # Nobody is told what they see: a traceback, or a notebook in which they stopped. Tests stop anywhere.
+    # Not where the user sees why: a traceback, or a notebook that was stopped. Tests stop anywhere.
     raised = getattr(sys, "last_value", None) is not None
     if raised or hasattr(sys, "ps1") or "PYTEST_VERSION" in os.environ or Announcer.last is None:
         return
-    if said := Announcer.last.at_exit():
-        logger.warning("%s", said)
+    run = Announcer.last
+    if run.total is not None and run.steps < run.total:
+        logger.warning("%s: %s", run.caller, unfinished(run.steps, run.total))
 
 
 def command() -> str:
@@ -314,7 +303,7 @@ def command() -> str:
 
 
 def memory_bytes() -> dict[str, int | None]:
-    """What this process holds now, and the most that its device held so far; None where nobody tells."""
+    """What this process holds now, and the most that its device held so far; None where it is unknown."""
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -20,11 +20,19 @@ from torch.optim import Optimizer
 import hdet
 from hdet.hyperparameters import Axis, Explorable, LearningRate
 from hdet.loop.fan_out import FanOut
-from hdet.loop.parameters import checksum, describe, trained_parameters
-from hdet.loop.policy import Policy
+from hdet.loop.optimizers import checksum, describe, trained_parameters
+from hdet.loop.policy import Context, Policy
 from hdet.replicas import Replicas, local
 
-__all__ = ["Agreement", "OneSearch", "agree_on_run", "bind_together", "check_sync_every", "check_together"]
+__all__ = [
+    "Agreement",
+    "OneSearch",
+    "agree_on_run",
+    "bind_together",
+    "check_explore",
+    "check_sync_every",
+    "check_together",
+]
 
 _PURPOSES = ("sync", "converge")
 #: So many weights of every replica are compared where it begins.
@@ -78,19 +86,28 @@ def agree_on_run(
 
 
 def bind_together(
-    caller: str, replicas: Replicas, optimizer: Optimizer, policies: Sequence[Policy]
-) -> list[list[Axis]]:
-    """The hyperparameters of every policy in their places, each under a name of its own.
+    caller: str,
+    replicas: Replicas,
+    optimizer: Optimizer,
+    policies: Sequence[Policy],
+    bound: list[list[Axis]],
+) -> None:
+    """Bind the hyperparameters of every policy into ``bound``, each under a name of its own.
 
-    What is not to be found on one rank raises on all; all begin at the same values.
+    What one rank cannot bind raises on all; all begin at the same values. Where it raises, the caller
+    closes what ``bound`` has.
     """
-    bound: list[list[Axis]] = []
 
     def bind() -> list[float]:
         for policy in policies:
             bound.append([])
             for item in policy.explore:
-                _check_explorable(caller, item)
+                if isinstance(item, type) or not isinstance(item, Explorable):
+                    got = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
+                    raise TypeError(
+                        f"{caller}: explore must be a list of hyperparameters such as hdet.WeightDecay(), "
+                        f"got {got}; wrap any other scalar in hdet.Hyperparameter"
+                    )
                 bound[-1] += item.bind(optimizer)
         names = [axis.name for axes in bound for axis in axes]
         if len(set(names)) < len(names):
@@ -100,26 +117,20 @@ def bind_together(
             )
         return []
 
-    try:
-        # Ranks have compared their groups already: learning rates are no news.
-        if all(isinstance(item, LearningRate) for policy in policies for item in policy.explore):
-            bind()
-        else:
-            replicas.together(f"{caller}: binding what is explored", bind)
-            replicas.agree(caller, {f"{a.name} to begin with": repr(a.base) for own in bound for a in own})
-    except BaseException:
-        for axis in (axis for own in bound for axis in own):
-            axis.close()
-        raise
-    return bound
+    # Ranks have compared their groups already: learning rates are no news.
+    if all(isinstance(item, LearningRate) for policy in policies for item in policy.explore):
+        bind()
+    else:
+        replicas.together(f"{caller}: binding what is explored", bind)
+        replicas.agree(caller, {f"{a.name} to begin with": repr(a.base) for own in bound for a in own})
 
 
-def _check_explorable(caller: str, item: object) -> None:
-    if isinstance(item, type) or not isinstance(item, Explorable):
-        got = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
+def check_explore(caller: str, explore: object) -> None:
+    """It is a list of hyperparameters, and not one of them."""
+    if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
+        kind = type(explore).__name__
         raise TypeError(
-            f"{caller}: explore must be a list of hyperparameters such as hdet.WeightDecay(), got "
-            f"{got}; wrap any other scalar in hdet.Hyperparameter"
+            f"{caller}: explore must be a list of hyperparameters, got {kind}; write [{kind}(...)]"
         )
 
 
@@ -139,36 +150,22 @@ class Agreement:
     """What ranks compare at every sync, before anything of one is mixed with another's.
 
     Args:
-        caller: prefix for error messages.
-        replicas: who compares.
-        optimizer: whose weights they are.
+        context: the run. Weights that are meant to differ are not compared at a sync.
         fan_out: the hyperparameters.
         policies: the rest of what is decided.
-        own_gradients: whether replicas train by themselves.
-        diverges: whether their weights are meant to differ; then nobody compares them at a sync.
     """
 
-    def __init__(
-        self,
-        caller: str,
-        replicas: Replicas,
-        optimizer: Optimizer,
-        fan_out: FanOut,
-        policies: Sequence[Policy],
-        *,
-        own_gradients: bool,
-        diverges: bool,
-    ) -> None:
-        self._caller = caller
-        self._replicas = replicas
-        self._optimizer = optimizer
+    def __init__(self, context: Context, fan_out: FanOut, policies: Sequence[Policy]) -> None:
+        self._caller = context.caller
+        self._replicas = context.replicas
+        self._optimizer = context.optimizer
+        self._own_gradients = context.own_gradients
         self._fan_out = fan_out
         self._policies = policies
-        self._own_gradients = own_gradients
-        self._several = replicas.size > replicas.local_count
-        self._compares_weights = self._several and not diverges
+        self._several = context.replicas.size > context.replicas.local_count
+        self._compares_weights = self._several and not context.diverges
         self._far = 0
-        self._told = False
+        self._warned = False
         self.forget()
 
     # what they came for, and what was decided alike
@@ -178,10 +175,13 @@ class Agreement:
         weights = 0.0
         if self._compares_weights and purpose == "sync":
             weights = checksum([local(p) for group in trained_parameters(self._optimizer) for p in group])
-        return [float(_PURPOSES.index(purpose)), float(steps), float(round), self._fingerprint(), weights]
+        # One rank may resume from another state, run another version, or write a learning rate by itself, and
+        # would decide differently from then on. Six bytes are exact as a float.
+        fingerprint = int.from_bytes(hashlib.sha256(repr(self._facts()).encode()).digest()[:6], "big")
+        return [float(_PURPOSES.index(purpose)), float(steps), float(round), float(fingerprint), weights]
 
     def judge(self, rows: Sequence[Sequence[float]]) -> tuple[str, ...]:
-        """What is odd in the rows of all ranks, told once. Raises on all where they must not go on."""
+        """What is odd in the rows of all ranks, once. Raises on all where they must not go on."""
         if any(row[:3] != rows[0][:3] for row in rows):
             seen = "; ".join(
                 f"rank {r} is at the {_PURPOSES[int(row[0])]} after step {int(row[1])} (round {int(row[2])})"
@@ -206,11 +206,6 @@ class Agreement:
             return ()
         return self._judge_distance()
 
-    def _fingerprint(self) -> float:
-        """One rank may resume from another state, run another version, or write a learning rate by itself,
-        and would decide differently from then on. Exact as a float."""
-        return float(int.from_bytes(hashlib.sha256(repr(self._facts()).encode()).digest()[:6], "big"))
-
     def _facts(self) -> dict[str, str]:
         """By name. Numbers to nine digits: two machines may differ in the last bit of an exponential."""
         axes = self._fan_out.axes
@@ -223,19 +218,19 @@ class Agreement:
     def _judge_distance(self) -> tuple[str, ...]:
         """Where nothing is averaged, only the gradient that they share keeps the ranks one model. If they do
         not share it, one decision is taken from models that have less and less to do with one another."""
-        apart = _distance(self._replicas, _sample(self._optimizer))
-        self._far = self._far + 1 if apart > _FAR else 0
-        if not math.isfinite(apart):  # lost weights are another matter, and told as such
+        distance = _distance(self._replicas, _sample(self._optimizer))
+        self._far = self._far + 1 if distance > _FAR else 0
+        if not math.isfinite(distance):  # lost weights have a warning of their own
             return ()
-        doubt = (
-            f"the ranks' weights differ, by {apart:.2g} of their norm, although nothing makes replicas "
+        warning = (
+            f"the ranks' weights differ, by {distance:.2g} of their norm, although nothing makes replicas "
             "diverge: gradients are not shared (DistributedDataParallel is missing), or the weights of one "
             "rank were written"
         )
         if self._far >= _IN_A_ROW:
-            raise RuntimeError(f"{self._caller}.step: {doubt}; so at {self._far} syncs in a row")
-        told, self._told = self._told, True
-        return () if told else (doubt,)
+            raise RuntimeError(f"{self._caller}.step: {warning}; so at {self._far} syncs in a row")
+        warned, self._warned = self._warned, True
+        return () if warned else (warning,)
 
     # the weights that the replicas begin with
 
@@ -259,27 +254,27 @@ class Agreement:
             return False
         self.look()
         assert self._first is not None
-        apart = _distance(self._replicas, self._first)
+        distance = _distance(self._replicas, self._first)
         self._checked = True
-        if apart > _STRANGERS:
+        if distance > _STRANGERS:
             raise RuntimeError(
                 f"{self._caller}.step: replicas that share their gradients must begin with the same weights, "
-                f"and began {apart:.2g} of their norm apart: averaged, they are no model at all. Seed all "
+                f"and began {distance:.2g} of their norm apart: averaged, they are no model at all. Seed all "
                 "ranks alike, or load one checkpoint on all (fully_shard broadcasts nothing). If every rank "
                 "holds another partition of one model (DeepSpeed, Megatron), there are no replicas: use "
                 "DistributedDataParallel or HSDP"
             )
-        return apart > 0
+        return distance > 0
 
-    def doubt(self) -> str:
+    def warning(self) -> str:
         """What is odd about the weights before training. A collective where gradients are not shared."""
         if not self._own_gradients or not self._several:
             return ""
-        apart = _distance(self._replicas, _sample(self._optimizer))
-        if apart <= _STRANGERS:
+        distance = _distance(self._replicas, _sample(self._optimizer))
+        if distance <= _STRANGERS:
             return ""
         return (
-            f"the replicas begin {apart:.2g} of their weights' norm apart: averaged, they are no "
+            f"the replicas begin {distance:.2g} of their weights' norm apart: averaged, they are no "
             "model at all. Let them start alike: Arms.wrap(model) does it, or one seed on all ranks"
         )
 
@@ -289,8 +284,8 @@ def _distance(replicas: Replicas, sample: Tensor) -> float:
     rows, parts = replicas.gather_ranks(sample.tolist()), replicas.ranks_per_replica
     every = [[x for row in rows[at : at + parts] for x in row] for at in range(0, len(rows), parts)]
     size = math.sqrt(max(math.fsum(x * x for x in row) for row in every))
-    apart = max(math.dist(row, every[0]) for row in every)
-    return apart / size if size else 0.0
+    largest = max(math.dist(row, every[0]) for row in every)
+    return largest / size if size else 0.0
 
 
 @torch.no_grad()

@@ -7,40 +7,32 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hdet.hyperparameters import Axis, Explorable
 from hdet.loop.policy import Context, Decided, Policy, Seen
-from hdet.loop.windows import Every
+from hdet.loop.windows import Every, Windows
 from hdet.probes import Probe
-from hdet.replicas import Replicas
 
-__all__ = ["Clock", "Comparison", "Fixed", "HeldOut", "HeldOutLoss", "judge", "mean_loss"]
-
-
-class Clock(Protocol):
-    """When rounds end: :class:`~hdet.loop.windows.Every` T steps, or with a horizon's ``Windows``."""
-
-    def end_after(self, step: int) -> int | None:
-        """Where the round ends that begins after ``step`` steps; None where none begins any more."""
-
-    def round_at(self, step: int) -> int:
-        """The number of the round that ``step`` falls into."""
+__all__ = ["Comparison", "Fixed", "judge", "mean_loss"]
 
 
 class Comparison(Policy):
     """Moves hyperparameters by the losses of arms that had different values of them.
 
+    With a probe that is the loss where the weights stand: a replica's last iterate, then the mean of all, on
+    the same batches. It does not matter whether the ranks probe the same batches or each its own.
+
     Args:
         explore: what it moves.
-        clock: when rounds end. A sync that another policy asks for ends a round, too: the weights are one.
+        rounds: when they end. A sync that another policy asks for ends a round, too: the weights are one.
+        controller: the rule.
         probe: judges by held-out batches, regularisers off, instead of the training loss.
         act_from: S_w, the first step at which anything moves.
     """
@@ -49,31 +41,38 @@ class Comparison(Policy):
     _moves_at_the_end = True
 
     def __init__(
-        self, explore: Sequence[Explorable], clock: Clock, *, probe: Probe | None = None, act_from: int = 0
+        self,
+        explore: Sequence[Explorable],
+        rounds: Every | Windows,
+        controller: Any = None,
+        *,
+        probe: Probe | None = None,
+        act_from: int = 0,
     ) -> None:
         super().__init__(explore)
-        self._clock = clock
-        self.sync_every = clock.steps if isinstance(clock, Every) else None
+        self._rounds = rounds
+        self._controller = controller
         self._probe = probe
         self._act_from = act_from
-        self._held_out: HeldOutLoss | None = None
+        self._batches: list[Any] = []
+        self.sync_every = rounds.steps if isinstance(rounds, Every) else None
         self.probes = probe is not None
         self.needs_loss = probe is None
 
     def facts(self) -> dict[str, str]:
+        controller = {} if self._controller is None else {"controller": repr(self._controller)}
         return {
-            "sync_every": repr(self._clock),
+            "sync_every": repr(self._rounds),
             "control_after": repr(self._act_from),
             "probe": "none" if self._probe is None else "given",
+            **controller,
         }
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
         super().bind(axes, context)
         self._context = context
-        if self._probe is not None:
-            self._held_out = HeldOut(self._probe, context.regularisers_off, context.replicas)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if self._probe is None or self._context.replicas.size > 1:
             return []
         return ["there is one replica alone: nothing can be compared, and all values stay as they are"]
@@ -86,33 +85,48 @@ class Comparison(Policy):
 
     def start(self, step: int) -> None:
         # Replicas that do not diverge need not meet.
-        self.window_end = self._clock.end_after(step) if self._context.diverges else None
+        self.window_end = self._rounds.end_after(step) if self._context.diverges else None
 
     def round_at(self, step: int) -> int:
-        return self._clock.round_at(step)
+        return self._rounds.round_at(step)
 
     def at_own(self) -> Sequence[float | Tensor]:
-        return self._held_out.at_own() if self._held_out is not None else ()
-
-    @property
-    def own_loss(self) -> float | Tensor | None:
-        return None if self._held_out is None else self._held_out.own_loss
+        if self._probe is None:
+            return ()
+        self.own_loss = None
+        self._batches = self._probe.draw()
+        self.own_loss = self._held_out_loss(self._probe)
+        return [self.own_loss]
 
     def at_mean(self) -> Sequence[float | Tensor]:
-        return self._held_out.at_mean() if self._held_out is not None else ()
+        return () if self._probe is None else [self._held_out_loss(self._probe)]
+
+    def _held_out_loss(self, probe: Probe) -> float | Tensor:
+        replicas = self._context.replicas
+        # The probe puts the model's buffers back, but does not know of those stacked in this process.
+        stacked = replicas.buffers_of(probe.model) if replicas.local_count > 1 else []
+        before = [buffer.clone() for buffer in stacked]
+        try:
+            with self._context.regularisers_off():
+                losses = probe.losses_of_each(self._batches, replicas.local_count)
+        finally:
+            for buffer, value in zip(stacked, before, strict=True):
+                buffer.copy_(value)
+        means = [mean_loss(column) for column in zip(*losses, strict=True)]
+        return means[0] if replicas.local_count == 1 else torch.tensor(means, dtype=torch.float64)
 
     def decide(self, seen: Seen) -> Callable[[], Decided]:
         return partial(self._apply, seen)
 
     def _apply(self, seen: Seen) -> Decided:
         self.start(seen.step)
+        losses, mean = seen.losses, math.nan
+        if self.probes:
+            held_out, mean = judge([(own, of_mean) for own, of_mean in seen.rows])
+            losses = self._context.by_arm(held_out)
         acts = seen.step >= self._act_from and (self._moves_at_the_end or seen.step != seen.total_steps)
-        if self._held_out is None:
-            return self.move(seen.levels, seen.losses) if acts else self.observe(seen.levels)
-        losses, mean = judge([(own, of_mean) for own, of_mean in seen.rows])
-        by_arm = self._context.by_arm(losses)
-        decided = self.move(seen.levels, by_arm) if acts else self.observe(seen.levels)
-        return replace(decided, held_out=by_arm, held_out_mean=mean)
+        decided = self.move(seen.levels, losses) if acts else self.observe(seen.levels)
+        return replace(decided, held_out=losses, held_out_mean=mean) if self.probes else decided
 
     def missed(self, step: int) -> None:
         """The round goes on until the next one would have ended: rounds stay where the schedule has them."""
@@ -120,14 +134,11 @@ class Comparison(Policy):
 
     @abstractmethod
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
-        """Move every hyperparameter by what its arms had, and what they came to."""
+        """Move every hyperparameter by the values of its arms, and their losses."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "probe": None
-            if self._probe is None
-            else self._probe.state_dict(self._context.replicas.world_rank)
-        }
+        rank = self._context.replicas.world_rank
+        return {"probe": None if self._probe is None else self._probe.state_dict(rank)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._probe is not None and state["probe"] is not None:
@@ -139,81 +150,12 @@ class Fixed(Comparison):
 
     kind = "fixed"
 
-    def __init__(self, explore: Sequence[Explorable], clock: Clock) -> None:
-        super().__init__(explore, clock)
+    def __init__(self, explore: Sequence[Explorable], rounds: Every | Windows) -> None:
+        super().__init__(explore, rounds)
         self.needs_loss = False
 
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
         return self.observe(levels)
-
-
-class HeldOutLoss(Protocol):
-    """A replica's own held-out loss, and that of the mean of all."""
-
-    #: This replica's, since the last sync.
-    own_loss: float | Tensor | None
-
-    def at_own(self) -> list[float | Tensor]:
-        """Before the replicas' weights are one."""
-
-    def at_mean(self) -> list[float | Tensor]:
-        """After, on the same batches."""
-
-
-class HeldOut:
-    """The loss where the weights stand: one replica's last iterate, then the mean of them.
-
-    It does not matter whether the ranks probe the same batches or each its own.
-
-    Args:
-        probe: measures the loss.
-        regularisers_off: a context in which they are.
-        replicas: whose losses the probe gives.
-    """
-
-    def __init__(
-        self,
-        probe: Probe,
-        regularisers_off: Callable[[], AbstractContextManager[None]],
-        replicas: Replicas,
-    ) -> None:
-        self._probe = probe
-        self._regularisers_off = regularisers_off
-        self._replicas = replicas
-        self._batches: list[Any] = []
-        #: At this replica's own weights, since the last sync.
-        self.own_loss: float | Tensor | None = None
-
-    def at_own(self) -> list[float | Tensor]:
-        """The loss at this replica's weights, on new batches."""
-        self.own_loss = None
-        self._batches = self._probe.draw()
-        self.own_loss = self._measure()
-        return [self.own_loss]
-
-    def at_mean(self) -> list[float | Tensor]:
-        """The loss on the same batches, the weights being by now the mean's."""
-        loss = self._measure()
-        self._batches = []
-        return [loss]
-
-    def _measure(self) -> float | Tensor:
-        here = self._replicas.local_count
-        with self._regularisers_off(), self._buffers_kept():
-            losses = self._probe.losses_of_each(self._batches, here)
-        means = [mean_loss(column) for column in zip(*losses, strict=True)]
-        return means[0] if here == 1 else torch.tensor(means, dtype=torch.float64)
-
-    @contextmanager
-    def _buffers_kept(self) -> Iterator[None]:
-        """The probe puts the model's buffers back, but does not know of those stacked in this process."""
-        stacked = self._replicas.buffers_of(self._probe.model) if self._replicas.local_count > 1 else []
-        before = [buffer.clone() for buffer in stacked]
-        try:
-            yield
-        finally:
-            for buffer, value in zip(stacked, before, strict=True):
-                buffer.copy_(value)
 
 
 def mean_loss(losses: Sequence[float]) -> float:

@@ -5,28 +5,28 @@ or moved to other memory.
 
 On a shared gradient the replicas of a round lie on one line, θ_r = θ₀ + ρ_r·D, so replica r is at distance
 |ρ_r − 1|·‖D‖ from the mean. Both sides are measured over the same fixed sample of the weights, at a cost that
-does not grow with the model: a distance of 0 where one is predicted tells that something undoes the fan-out.
+does not grow with the model: a distance of 0 where one is predicted shows that something undoes the fan-out.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hdet.loop.given import GivenBuffers
-from hdet.loop.mirrors import Mirrors
-from hdet.loop.parameters import trained_parameters
+from hdet.loop.optimizers import trained_parameters
 from hdet.replicas import Mean, Replicas, drop_gathered, local, state_of
 from hdet.replicas.averaging import distinct_tensors, elements, flat_pieces
 from hdet.replicas.norms import norm_of
 
-__all__ = ["Converge", "Divergence", "Measured", "predicted_distances"]
+__all__ = ["Converge", "Divergence", "FiniteBuffers", "Measured", "WeightCopies", "predicted_distances"]
 
 
 class Converge:
@@ -60,8 +60,8 @@ class Converge:
         self._averaged: list[Tensor] = []
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
-        self._mirrors = Mirrors(optimizer, replicas)
-        self._given = GivenBuffers()
+        self._copies = WeightCopies(optimizer, replicas)
+        self._buffers = FiniteBuffers()
         self._judged_buffers()  # as they are before training
 
     @property
@@ -83,15 +83,8 @@ class Converge:
         return self._gauge
 
     def forget(self) -> None:
-        """The weights will be others: count displacements anew from the next :meth:`begin`."""
+        """The weights are about to be replaced: count displacements again from the next :meth:`begin`."""
         self._gauge = None
-
-    def went_back(self, *, diverges: bool) -> None:
-        """The weights are older ones, the same everywhere; buffers were each rank's own when they were kept,
-        by one forward pass."""
-        if diverges:
-            self()
-        self.forget()
 
     def __call__(self, lost: Sequence[int] = ()) -> tuple[Measured, tuple[str, ...]]:
         """Average; how far this replica was from the mean, and what was odd. Every rank must call it.
@@ -99,7 +92,7 @@ class Converge:
         ``lost``: replicas that have no part in the mean, and take the others'.
         """
         if not self._with_state:  # else all state is averaged anyway
-            self._mirrors.find()
+            self._copies.find()
         # Who was left out takes the others' state with their weights, also where all have the same.
         mean = self.plan(with_state=self._with_state or bool(lost))
         gauge = self._begin_gauge()
@@ -138,7 +131,7 @@ class Converge:
         return [name for name, buffer in self._model.named_buffers() if local(buffer).data_ptr() in lost]
 
     def _judged_buffers(self) -> list[Tensor]:
-        return self._given.judged(_floating(self._replicas.buffers_of(self._model)))
+        return self._buffers.judged(_floating(self._replicas.buffers_of(self._model)))
 
     def plan(self, *, with_state: bool | None = None) -> Mean:
         """The plan of the mean, made again only where the tensors are others than before.
@@ -171,7 +164,7 @@ class Converge:
 
     def _state(self, parameters: Sequence[Tensor], with_state: bool) -> list[Tensor]:
         if not with_state:  # a copy of the weights is where the next step begins
-            return self._mirrors.tensors(parameters)
+            return self._copies.tensors(parameters)
         return [value for parameter in parameters for _, value in self._kept(parameter)]
 
     def _kept(self, parameter: Tensor) -> list[tuple[str, Tensor]]:
@@ -226,7 +219,134 @@ def _quantised(value: Tensor) -> str:
     return f"a tensor of {value.dtype}" if few and value.numel() > 1 else ""
 
 
-# ---------------------------------------------------------------------- how far they are apart
+# ---------------------------------------------------------------------- buffers, and copies of the weights
+
+
+class FiniteBuffers:
+    """Knows which buffers training must keep finite: those that were finite when they were first seen.
+
+    A causal mask of −inf is no sign of a lost replica. A buffer is known by its index and its shape; one that
+    comes later, or in another shape, is seen for the first time then.
+    """
+
+    def __init__(self) -> None:
+        self._finite: dict[tuple[int, torch.Size], bool] = {}
+
+    def judged(self, buffers: Sequence[Tensor]) -> list[Tensor]:
+        """The buffers that must be finite. Waits for the device where some are new."""
+        for i, buffer in enumerate(buffers):
+            if (i, buffer.shape) not in self._finite:
+                # Types of eight bits have no infinity, or no isfinite.
+                wide = buffer.float() if buffer.element_size() == 1 else buffer
+                self._finite[i, buffer.shape] = bool(torch.isfinite(wide).all())
+        return [buffer for i, buffer in enumerate(buffers) if self._finite[i, buffer.shape]]
+
+
+#: How many parameters, and values of each, are compared.
+_PARAMETERS, _VALUES = 16, 64
+#: How many names a row holds, so that the rows of all ranks are of one length.
+_NAMES = 16
+#: After how many searches without a find it stops: plain SGD keeps nothing.
+_LOOKS = 3
+
+
+class WeightCopies:
+    """Copies of the weights in an optimizer's state: float32 masters of bfloat16 parameters, say.
+
+    The next step begins from them, so a mean or a rollback must write them, too. They are known by their
+    values alone, which are the parameter's up to its rounding.
+
+    Args:
+        optimizer: whose state it is.
+        replicas: who must find the same.
+    """
+
+    def __init__(self, optimizer: Optimizer, replicas: Replicas) -> None:
+        self._optimizer = optimizer
+        self._replicas = replicas
+        self._looks = 0
+        #: Their names in the state.
+        self.names: frozenset[str] = frozenset()
+
+    @torch.no_grad()
+    def find(self) -> None:
+        """Look for them, unless that is done. A collective: every rank calls it after the same step."""
+        if self._looks >= _LOOKS:
+            return
+        self._looks += 1
+        found = self._found()
+        known = sorted(found)[:_NAMES]
+        verdicts = [1.0 if found[name] else -1.0 for name in known]
+        digest = float(zlib.crc32(repr(known).encode())) if known else 0.0
+        rows = self._replicas.gather_ranks([digest, *verdicts, *[0.0] * (_NAMES - len(known))])
+        # A rank on which nothing can be compared, all of whose shards are empty, takes the others' word.
+        heard = [row for row in rows if row[0]]
+        if not heard:
+            return
+        self._looks = _LOOKS
+        if all(row[0] == heard[0][0] for row in heard):
+            every = sorted(self._names())[:_NAMES]
+            columns = list(zip(*(row[1:] for row in heard), strict=True))
+            self.names = frozenset(name for name, seen in zip(every, columns, strict=False) if min(seen) > 0)
+
+    def tensors(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """The copies of these parameters, of the parts of them on this rank."""
+        return [copy for parameter in parameters for _, copy in self._of(parameter) if copy.numel()]
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Within, the weights are moved, which the copies follow. A collective."""
+        self.find()
+        yield
+        with torch.no_grad():
+            for group in trained_parameters(self._optimizer) if self.names else ():
+                for parameter in group:
+                    for _, copy in self._of(parameter):
+                        copy.copy_(local(parameter).detach())
+
+    def _of(self, parameter: Tensor) -> list[tuple[str, Tensor]]:
+        kept = state_of(self._optimizer).get(parameter, {})
+        return [
+            (name, local(kept[name])) for name in sorted(self.names) if isinstance(kept.get(name), Tensor)
+        ]
+
+    def _found(self) -> dict[str, bool]:
+        """Whether what the state keeps under a name equals its parameter wherever both can be compared."""
+        state = state_of(self._optimizer)
+        every = [p for group in trained_parameters(self._optimizer) for p in group if p in state]
+        found = dict.fromkeys(self._names(), True)
+        compared = False
+        for parameter in every[:: max(1, len(every) // _PARAMETERS)]:
+            weight = local(parameter).detach()
+            if not weight.is_floating_point() or not bool(weight.reshape(-1)[:_VALUES].any()):
+                continue
+            compared = True
+            for name, value in state[parameter].items():
+                if name in found:
+                    found[name] &= _is_copy(local(value).detach(), weight)
+        return found if compared else {}
+
+    def _names(self) -> set[str]:
+        return {
+            name
+            for kept in state_of(self._optimizer).values()
+            if isinstance(kept, dict)  # some keep a number there that is of no parameter
+            for name, value in kept.items()
+            if isinstance(name, str) and isinstance(value, Tensor) and value.is_floating_point()
+        }
+
+
+def _is_copy(copy: Tensor, weight: Tensor) -> bool:
+    if copy.shape != weight.shape or is_traceable_wrapper_subclass(
+        copy
+    ):  # quantised codes equal nothing exactly
+        return False
+    a, b = (tensor.reshape(-1)[:_VALUES].cpu().double() for tensor in (copy, weight))
+    rounding = 2 * torch.finfo(weight.dtype).eps
+    return bool(((a - b).abs() <= rounding * b.abs()).all())
+
+
+# ---------------------------------------------------------------------- how far apart the replicas are
 
 _TENSORS_PER_GROUP = 64
 _VALUES_PER_TENSOR = 256

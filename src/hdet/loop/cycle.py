@@ -1,7 +1,7 @@
 """The cycle of Algorithm 1: fan out, converge, decide, deal again; for one replica or a thousand.
 
 The cycle knows replicas, hyperparameters and policies only as such. ``Ensemble``, ``AutoLR`` and
-``OneCycleAutoLR`` choose the policies, and there is no second copy of what is here.
+``OneCycleAutoLR`` choose the policies; there is no second loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 import math
 import time
 import weakref
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,17 +19,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.history import History, SyncRecord
-from hdet.hyperparameters import Axis, Rows, refuse_shared_places, separate_learning_rates
+from hdet.hyperparameters import Axis, Rows, refuse_shared_locations, separate_learning_rates
 from hdet.loop.announce import Announcer, Event, events_of, unfinished
 from hdet.loop.checks import Agreement, agree_on_run, bind_together
-from hdet.loop.converge import Converge, predicted_distances
+from hdet.loop.converge import Converge
 from hdet.loop.fan_out import FanOut, Gradients, GradientSharing
-from hdet.loop.health import Watch, blind_signals, lost_buffers, overwritten
+from hdet.loop.health import blind_signals
 from hdet.loop.hooks import StepHooks, take_over
 from hdet.loop.levels import Design, choose_design
 from hdet.loop.meeting import Gathered, Meeting
-from hdet.loop.optimizers import parts_of
-from hdet.loop.parameters import every_parameter
+from hdet.loop.optimizers import every_parameter, parts_of
 from hdet.loop.policy import Context, Decided, Policy, Seen
 from hdet.loop.schedule import CoveredSchedule, Schedule
 from hdet.loop.state import Owner, check_fits
@@ -56,9 +54,9 @@ class Cycle:
         design: how values are dealt to replicas; None takes whichever serves the policies best.
         model: makes its buffers known, which are then averaged too.
         seed: of the deals. No global random state is read or written.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+        history: a JSONL file to which rank 0 appends every :class:`~hdet.history.SyncRecord`; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
-        on_event: called with every :class:`Event`, on every rank.
+        on_event: called with every :class:`~hdet.loop.announce.Event`, on every rank.
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
     """
@@ -95,17 +93,18 @@ class Cycle:
         #: S, or None while nobody knows.
         self.total_steps = total_steps
         self._records: deque[SyncRecord] = deque(maxlen=_RECORDS)
-        speaks = replicas.world_rank == 0
-        self._announcer = Announcer(caller, speaks=speaks, history=history, on_event=on_event)
+        writes = replicas.world_rank == 0
+        self._announcer = Announcer(caller, writes=writes, history=history, on_event=on_event)
         self.note = self._announcer.note
         settings = {"total_steps": total_steps, "gradients": gradients, "design": design, "seed": seed}
         obstacle = self._announcer.obstacle
         facts = agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
         sharing = self._sharing = GradientSharing(caller, gradients, replicas, model)
         self._own_gradients = sharing.own_gradients
-        bound = bind_together(caller, replicas, optimizer, policies)
+        bound: list[list[Axis]] = []
         try:
-            doubts = self._build(bound, schedule, design, model, seed)
+            bind_together(caller, replicas, optimizer, policies, bound)
+            warnings = self._build(bound, schedule, design, model, seed)
         except BaseException:
             for axis in (axis for own in bound for axis in own):
                 axis.close()
@@ -133,9 +132,9 @@ class Cycle:
         self._explained = 0.0
         self.resume_at(first_step)
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, self._fan_out.axes)
-        for doubt in doubts:
-            self._announcer.say_once(logging.WARNING, doubt)
-        self._announcer.say(logging.INFO, self._introduction())
+        for warning in warnings:
+            self._announcer.warn_once(warning)
+        self._announcer.log(logging.INFO, self._introduction())
         #: Whether the last step is logged; who says more of it does so itself.
         self.says_end = True
         if self._looked_at:
@@ -155,37 +154,33 @@ class Cycle:
         it."""
         caller, optimizer, replicas, sharing = self._caller, self.optimizer, self.replicas, self._sharing
         axes = [axis for own in bound for axis in own]
-        if replicas.local_count > 1:
-            _stack(caller, axes, replicas)
+        for axis in axes:
+            if replicas.local_count > 1 and not axis.acts_in_step:
+                assert isinstance(replicas, Rows), "only rows of one matrix are several in one process"
+                axis.stack(caller, replicas)
         jointly = any(policy.estimates_jointly for policy in self._policies)
         spread_out = [axis.name for axis in axes if axis.spread > 0]
         chosen = choose_design(caller, design, spread_out, sharing.arms, jointly=jointly)
-        refuse_shared_places(caller, axes)
+        refuse_shared_locations(caller, axes)
         fan_out = self._fan_out = FanOut(
             axes,
             arms=sharing.arms,
             arm=sharing.arm,
-            here=replicas.local_count,
+            local_count=replicas.local_count,
             design=chosen,
             seed=seed,
-            # Round 0 of the paper deals everything alike, which a joint estimate could not take apart.
+            # Round 0 of the paper deals everything alike, which a joint estimate could not separate.
             first_round=1 if jointly else 0,
         )
         own = self._own_gradients
         #: Whether the replicas' weights differ between two syncs.
         self._diverges = own or bool(spread_out)
-        #: Whether they do so along one line, so that their distance follows from their multipliers.
-        self._collinear = not own and axes == fan_out.learning_rates
         if replicas.ranks_per_replica > 1 and any(axis.name == "gradient_clip" for axis in axes):
             refuse_flat_gradients(caller, "gradient_clip", every_parameter(optimizer))
         if self._diverges and design != "in turn":  # what one model tries in turn needs no other
             refuse_divergence(caller, parts_of(optimizer), replicas)
         with_state = own or any(axis.bends_state and axis.spread > 0 for axis in axes)
         self._converge = Converge(replicas, optimizer, model, with_state=with_state)
-        how = {"own_gradients": own, "diverges": self._diverges}
-        self._agreement = Agreement(caller, replicas, optimizer, fan_out, self._policies, **how)
-        self._meeting = Meeting(caller, replicas, fan_out, self._agreement, self._converge, **how)
-        self._watch = Watch(caller, **how)
         context = Context(
             caller,
             optimizer,
@@ -194,25 +189,30 @@ class Cycle:
             self._diverges,
             sharing.by_arm,
             fan_out.silenced,
+            own,
         )
+        self._agreement = Agreement(context, fan_out, self._policies)
+        # Replicas that differ in their learning rates alone lie on one line.
+        collinear = not own and axes == fan_out.learning_rates
+        self._meeting = Meeting(context, fan_out, self._agreement, self._converge, collinear=collinear)
         for policy, of_policy in zip(self._policies, bound, strict=True):
             policy.bind(of_policy, context)
         self.schedule = CoveredSchedule(caller, schedule, optimizer, fan_out.learning_rates)
         if self._diverges:
             self._converge.plan()  # what cannot be averaged raises now, not at the first sync
-        doubts = [self._agreement.doubt(), *(axis.doubt for axis in axes)]
-        doubts += [fan_out.doubt()] if jointly else []
+        warnings = [self._agreement.warning(), *(axis.warning for axis in axes)]
+        warnings += [fan_out.warning()] if jointly else []
         for policy in self._policies:
-            doubts += policy.doubts()
+            warnings += policy.warnings()
             if replicas.size > 1:
-                doubts += blind_signals(policy.axes, own_gradients=own, by_training_loss=policy.needs_loss)
+                warnings += blind_signals(policy.axes, own_gradients=own, by_training_loss=policy.needs_loss)
         if replicas.size > 1 and replicas.local_count == 1 and model is None and self._diverges:
-            doubts.append(
+            warnings.append(
                 "model= was not given: parameters are averaged, buffers (BatchNorm statistics) are not"
                 + ", and weights that FSDP keeps gathered after a forward pass alone are not given up"
                 * (replicas.ranks_per_replica > 1)
             )
-        return [doubt for doubt in doubts if doubt]
+        return [warning for warning in warnings if warning]
 
     def _introduction(self) -> str:
         """Who trains, how long, and what it takes: whoever was not found is missed at once."""
@@ -224,7 +224,7 @@ class Cycle:
         elif replicas.size > 1 and replicas.local_count == 1:
             where = ", one a process"
         steps = "an open number of" if self.total_steps is None else f"{self.total_steps}"
-        described = [said for policy in self._policies if (said := policy.describe())]
+        described = [words for policy in self._policies if (words := policy.describe())]
         return "; ".join([f"{replicas.size} replica{several}{where}; {steps} steps", *described])
 
     # ------------------------------------------------------------------ what a user sees
@@ -332,7 +332,10 @@ class Cycle:
                 self.schedule.note()
         if ends and self.steps == self.total_steps:
             self._end(record)
-        self._announcer.counted(self.steps, self.total_steps)
+        progress = self._announcer.progress
+        progress.steps, progress.total = self.steps, self.total_steps
+        if Announcer.last is not progress:
+            self._announcer.stepped_last()
         if self._announcer.events:
             self._announcer.call_listeners()
         return record
@@ -350,33 +353,33 @@ class Cycle:
         return self.steps >= self._sync_at
 
     def _warn_if_overwritten(self, step: int) -> None:
-        if said := self.schedule.overwritten():
-            self._announcer.say_once(logging.WARNING, f"step {step}: {said}", "overwritten")
+        if warning := self.schedule.overwritten():
+            self._announcer.warn_once(f"step {step}: {warning}", "overwritten")
 
     def _end(self, record: SyncRecord | None) -> None:
         for trouble in filter(None, (policy.check_end() for policy in self._policies)):
-            self._announcer.say(logging.ERROR, trouble)
+            self._announcer.log(logging.ERROR, trouble)
         self.note("end", step=self.steps)
         found = ", ".join(f"{name} is {value:.4g}" for name, value in self.values.items())
         syncs = f"{self._round} sync{'' if self._round == 1 else 's'}"
-        said = f"all {self.steps} steps were counted, with {syncs}; {found or 'nothing was explored'}"
+        message = f"all {self.steps} steps were counted, with {syncs}; {found or 'nothing was explored'}"
         if self.says_end:
-            self._announcer.say(logging.INFO, said)
-        self._announcer.events.append(Event("end", self.steps, said, record))
+            self._announcer.log(logging.INFO, message)
+        self._announcer.events.append(Event("end", self.steps, message, record))
 
     def _stay_at_the_end(self) -> None:
         """The run is over, and somebody trains on: to raise would be to lose a run in its last step."""
         self._hooks.forget()
         self._since_sync += self._own_gradients
         lr = float(self.optimizer.param_groups[0]["lr"])
-        said = (
+        warning = (
             f"step: the run has ended at step {self.steps} (total_steps), and the optimizer steps on: the "
             f"learning rate stays at {lr:.4g}, and no further step is counted; stop training there, or raise "
             "total_steps"
         )
         if self._own_gradients:
-            said += "; replicas on gradients of their own stay apart: call converge() when you stop"
-        self._announcer.say_once(logging.WARNING, said, "beyond the end")
+            warning += "; replicas on gradients of their own stay apart: call converge() when you stop"
+        self._announcer.warn_once(warning, "beyond the end")
 
     # ------------------------------------------------------------------ rounds
 
@@ -401,22 +404,16 @@ class Cycle:
         judging = [policy for policy in self._policies if policy.judges(self.steps)]
         gathered = self._meeting.sync(self.steps, self._round, self._training_loss, judging)
         self._since_sync = 0
-        predicted = tuple(math.nan for _ in gathered.losses)
-        if self._collinear:
-            predicted = predicted_distances(self._fan_out.multipliers, gathered.divergence.displacements)
-        seen = gathered.losses, gathered.distances, predicted, gathered.divergence.rounding
-        doubts = self._watch(self.steps, *seen, began_apart=gathered.began_apart)
-        if self._diverges:
-            doubts |= overwritten(self._fan_out.axes)
-        else:  # where buffers are averaged, who has lost one takes the others'
-            doubts |= lost_buffers(self._converge.lost_buffers())
+        warnings = self._meeting.warnings(self.steps, gathered)
         self._fan_out.restore()
         decided = self._decide(judging, gathered)
         if decided.went_back:
-            self._converge.went_back(diverges=self._diverges)
+            if self._diverges:  # the weights are the same everywhere, buffers were each rank's own
+                self._converge()
+            self._converge.forget()
         self.schedule.look()
-        for kind, doubt in doubts.items():
-            self._announcer.say_once(logging.WARNING, doubt, kind)
+        for kind, warning in warnings.items():
+            self._announcer.warn_once(warning, kind)
         events = [*gathered.odd, *decided.events]
         record = SyncRecord(
             step=self.steps,
@@ -425,9 +422,9 @@ class Cycle:
             weights=decided.weights,
             hyperparameters=decided.hyperparameters,
             distance_measured=gathered.distances,
-            distance_predicted=predicted,
+            distance_predicted=gathered.predicted,
             milliseconds=(time.perf_counter() - began) * 1e3,
-            events=(*dict.fromkeys(events), *doubts.values()),
+            events=(*dict.fromkeys(events), *warnings.values()),
             horizon=decided.horizon,
             held_out=decided.held_out,
             held_out_mean=decided.held_out_mean,
@@ -441,8 +438,8 @@ class Cycle:
         return record
 
     def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
-        """Every policy in turn, from what all ranks have gathered. One that does not judge at this sync says
-        what stands where; so does one for which it is void, because one before it has undone the window."""
+        """Every policy in turn, from what all ranks have gathered. One that does not judge at this sync only
+        records its values; so does one after a policy that has undone the window."""
         rows = dict(zip(judging, gathered.rows, strict=True))
         losses = self._sharing.by_arm(gathered.losses)
         decided: list[Decided] = []
@@ -471,11 +468,11 @@ class Cycle:
         odd = self._meeting.converge(self.steps, self._round, self._training_loss)
         self._since_sync = 0
         for event in odd:
-            self._announcer.say(logging.WARNING, event)
+            self._announcer.log(logging.WARNING, event)
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
-        """Within, the base values stand everywhere: for an evaluation or a checkpoint within a round. The
+        """Within, everything has its base value: for an evaluation or a checkpoint within a round. The
         weights stay this replica's own; :meth:`converge` makes them the mean."""
         with self._fan_out.at_base():
             yield
@@ -500,7 +497,7 @@ class Cycle:
     def stop(self) -> None:
         """Training is over, at whichever step it is; where that is not the last one, it is logged."""
         if self.total_steps is not None and self.steps < self.total_steps:
-            self._announcer.say_once(logging.WARNING, unfinished(self.steps, self.total_steps), "stopped")
+            self._announcer.warn_once(unfinished(self.steps, self.total_steps), "stopped")
         self._announcer.close()
 
     def detach(self) -> None:
@@ -508,8 +505,7 @@ class Cycle:
         self._hooks.remove()
         self._announcer.close()
         if self.apart:
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"detached {self._since_sync} steps after the last sync: the replicas' weights differ; call "
                 "converge() first",
             )
@@ -524,7 +520,7 @@ class Cycle:
         except Exception as error:
             if kind is None:
                 raise
-            self._announcer.say(logging.ERROR, f"detach() failed: {error}")  # and not instead of its cause
+            self._announcer.log(logging.ERROR, f"detach() failed: {error}")  # and not instead of its cause
 
     # ------------------------------------------------------------------ the state
 
@@ -537,8 +533,7 @@ class Cycle:
     def saved(self) -> dict[str, Any]:
         """What :meth:`state_dict` saves, for a door that saves more. Warns where it is not the run's."""
         if self._hooks.stepped:
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"state_dict: called after optimizer.step() and before step(): the state is of step "
                 f"{self.steps}, and what is saved of the optimizer now is of the next one: a run that goes "
                 "on from both is one step behind; call step() first",
@@ -546,8 +541,7 @@ class Cycle:
             )
         # The rows of one process are saved together.
         if self.apart and self.replicas.size > self.replicas.local_count:
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"state_dict: called {self._since_sync} steps after the last sync: the replicas' weights "
                 "differ, and what is saved beside it is one replica's; call converge() on every rank first, "
                 "or save every rank's own",
@@ -646,78 +640,62 @@ class Cycle:
         self._begin_round()
 
 
-def _stack(caller: str, axes: Sequence[Axis], replicas: Replicas) -> None:
-    """Let the replicas that this process holds differ in all that is explored, or raise TypeError."""
-    for axis in axes:
-        if axis.acts_in_step:
-            continue
-        if not isinstance(replicas, Rows):
-            raise TypeError(
-                f"{caller}: several replicas of one process differ in {axis.name} as rows of one matrix, "
-                f"got {type(replicas).__name__}; use hdet.StackedReplicas, or one process per replica"
-            )
-        axis.stack(caller, replicas)
-
-
 class Door:
     """What a scheduler with a cycle behind it shows of it; :class:`hdet.Ensemble` is the cycle itself."""
 
-    @property
-    @abstractmethod
-    def _engine(self) -> Cycle:
-        """The cycle."""
+    _cycle: Cycle
 
     @property
     def steps(self) -> int:
         """Optimizer steps counted so far; what a fused optimizer has skipped on the device is taken back at a
         sync."""
-        return self._engine.steps
+        return self._cycle.steps
 
     @property
     def sync_every(self) -> int | None:
         """T, the steps from one sync to the next; None where windows grow with the run."""
-        return self._engine.sync_every
+        return self._cycle.sync_every
 
     @property
     def spread(self) -> float:
         """α, how far from the base the replicas' learning rates are."""
-        return self._engine.spread
+        return self._cycle.spread
 
     @property
     def values(self) -> dict[str, float]:
         """The base value of everything that is explored, by name; of a learning rate its present one."""
-        return self._engine.values
+        return self._cycle.values
 
     @property
     def replica_lrs(self) -> list[float]:
         """The learning rate that this replica's next optimizer step uses, for each parameter group."""
-        return self._engine.replica_lrs
+        return self._cycle.replica_lrs
 
     @property
     def replicas(self) -> Replicas:
         """The replicas this process is one of."""
-        return self._engine.replicas
+        return self._cycle.replicas
 
     @property
     def apart(self) -> bool:
         """Whether the replicas' weights differ now, so that one rank's are not the run's."""
-        return self._engine.apart
+        return self._cycle.apart
 
     @property
     def history(self) -> list[SyncRecord]:
         """The records of the last syncs, a thousand at most; a file keeps all (``history=``)."""
-        return self._engine.history
+        return self._cycle.history
 
     def converge(self) -> None:
         """Average replicas that diverge now, without ending the round. Every rank must call it."""
-        self._engine.converge()
+        self._cycle.converge()
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
-        """Within, the base values stand everywhere; the weights stay this replica's own."""
-        with self._engine.at_base():
+        """Within, everything has its base value; the weights stay this replica's own."""
+        with self._cycle.at_base():
             yield
 
     def detach(self) -> None:
         """Let go of the optimizer and of what is explored; the base values stay."""
-        self._engine.detach()
+        self._cycle.detach()

@@ -1,8 +1,8 @@
-"""Fan-out (Eq. 2): which level each replica has of every hyperparameter, and its own values in their places.
+"""Fan-out (Eq. 2): which level each replica has of every hyperparameter, and writing its own values.
 
 The levels are dealt again in every round (Eq. 9), one set of values for each *arm*: the replicas that share
-gradients. What the optimizer reads stands at the replica's own value while it steps; what the forward pass
-reads does so from one round's deal until :meth:`FanOut.restore`.
+gradients. What the optimizer reads has the replica's own value while it steps; what the forward pass reads,
+from one round's deal until :meth:`FanOut.restore`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FanOut:
         axes: what is explored.
         arms: how many different sets of values there are: one for each group of ranks that shares gradients.
         arm: this replica's.
-        here: how many replicas this process holds; ``arm`` is the first one's.
+        local_count: how many replicas this process holds; ``arm`` is the first one's.
         design: how levels are dealt.
         seed: of the deal.
         first_round: the number of the design's round that is dealt first.
@@ -91,7 +91,7 @@ class FanOut:
         *,
         arms: int,
         arm: int,
-        here: int = 1,
+        local_count: int = 1,
         design: Design,
         seed: int,
         first_round: int = 0,
@@ -102,10 +102,10 @@ class FanOut:
         self.seed = seed
         self.arms = arms
         self.arm = arm
-        self._here = here
+        self._local_count = local_count
         self._deal = DESIGNS[design]
         self._is_out = self._closed = False
-        #: What stands in the optimizer's groups while it steps, and this replica's level of it.
+        #: What is written into the optimizer's groups while it steps, and this replica's level of it.
         self.in_step: list[tuple[Axis, float | Tensor]] = []
         self._throughout: list[tuple[Axis, float | Tensor]] = []
         #: The level of every arm, for each axis.
@@ -129,11 +129,11 @@ class FanOut:
         own = [
             (axis, self._own(row))
             for axis, row in zip(self.axes, self.levels, strict=True)
-            if any(row[self.arm : self.arm + self._here])
+            if any(row[self.arm : self.arm + self._local_count])
         ]
         self.in_step = [(axis, level) for axis, level in own if axis.acts_in_step]
         self._throughout = [(axis, level) for axis, level in own if not axis.acts_in_step]
-        self._place_own()
+        self._write_own()
 
     def levels_of(self, axes: Sequence[Axis]) -> list[tuple[float, ...]]:
         """The levels of some of them."""
@@ -141,21 +141,21 @@ class FanOut:
         return [by_name[axis.name] for axis in axes]
 
     def _own(self, row: Sequence[float]) -> float | Tensor:
-        own = row[self.arm : self.arm + self._here]
-        return own[0] if self._here == 1 else torch.tensor(own, dtype=torch.float64)
+        own = row[self.arm : self.arm + self._local_count]
+        return own[0] if self._local_count == 1 else torch.tensor(own, dtype=torch.float64)
 
     @property
     def explores(self) -> bool:
         """Whether any arm has another value than the base in this round."""
         return any(map(any, self.levels))
 
-    def doubt(self) -> str:
-        """Whether the design tells hyperparameters apart poorly."""
+    def warning(self) -> str:
+        """Whether the design separates hyperparameters poorly; empty if not."""
         count = sum(axis.spread > 0 for axis in self.axes)
         if self._deal is not permuted or count < 2 or self.arms == 1 or count <= (self.arms - 1) / 2:
             return ""
         return (
-            f"{self.arms} replicas with values of their own tell {count} hyperparameters apart poorly by "
+            f"{self.arms} replicas with values of their own separate {count} hyperparameters poorly by "
             "random permutations; use a multiple of 4 of them, or explore fewer"
         )
 
@@ -176,42 +176,41 @@ class FanOut:
             axis.restore()
 
     def restore(self) -> None:
-        """The base values stand everywhere."""
+        """Write the base values everywhere."""
         for axis in self.axes:
             axis.restore()
         self._is_out = False
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
-        """Within, the base values stand everywhere."""
+        """Within, everything has its base value."""
         was_out = self._is_out
         self.restore()
         try:
             yield
         finally:
             if was_out:
-                self._place_own()
+                self._write_own()
 
     @contextmanager
     def silenced(self) -> Iterator[None]:
-        """Within, regularisers are off; what is no regulariser stays as it stands."""
+        """Within, regularisers are off; everything else stays as it is."""
         was_out = self._is_out
-        for axis in self.axes:
-            if axis.regulariser:
-                axis.silence()
+        regularisers = [axis for axis in self.axes if axis.regulariser]
+        for axis in regularisers:
+            axis.silence()
         try:
             yield
         finally:
-            for axis in self.axes:
-                if axis.regulariser:
-                    axis.restore()
+            for axis in regularisers:
+                axis.restore()
             if was_out:
-                self._place_own()
+                self._write_own()
 
     @contextmanager
     def held(self, moving: Collection[Axis]) -> Iterator[None]:
         """Within, only what is ``moving`` moves: weights that go back may bring older values of others with
-        them, in the optimizer's groups or in a model's buffers. The base values stand everywhere."""
+        them, in the optimizer's groups or in a model's buffers. Everything has its base value."""
         kept = [(axis, axis.base, axis.state_dict()) for axis in self.axes if axis not in moving]
         yield
         for axis, base, state in kept:
@@ -231,7 +230,7 @@ class FanOut:
         if failures:
             raise failures[0]
 
-    def _place_own(self) -> None:
+    def _write_own(self) -> None:
         for axis, level in self._throughout:
             axis.fan_out(level)
-        self._is_out = True
+        self._is_out = bool(self._throughout)

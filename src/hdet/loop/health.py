@@ -2,7 +2,7 @@
 
 Poison on one replica must not reach the others.
 
-Before anything is averaged every replica tells the norms of its weights and of all else that travels with
+Before anything is averaged every replica sends the norms of its weights and of all else that travels with
 them. One that is not finite, or has exploded where the others have not, is left out: the mean is that of the
 others, and it takes that, weights, buffers and optimizer state. To need it again and again is no accident.
 """
@@ -26,8 +26,8 @@ __all__ = ["Health", "Watch", "blind_signals", "lost_buffers", "overwritten"]
 _WEIGHTS, _LOSS, _LARGER, _REST = 1e3, 1e3, 1.5, 1e12
 #: So often in a row the same replica is taken back into the mean.
 _IN_A_ROW = 8
-#: Replicas on a shared gradient lie on one line. So many times as far apart as that they were moved by
-#: something else; after so many syncs in a row there is no doubt. Distances are taken in float32, and weights
+#: Replicas on a shared gradient lie on one line. If they are this many times as far apart, something else has
+#: moved them; after so many syncs in a row it is certain. Distances are taken in float32, and weights are
 #: rounded at every step.
 _TOO_FAR, _TOO_FAR_IN_A_ROW, _ROUNDINGS = 2.0, 3, 4.0
 
@@ -58,7 +58,7 @@ class Health:
         """Replicas that must not enter the mean, and why.
 
         Args:
-            norms: what :meth:`row` told on every rank.
+            norms: :meth:`row` of every rank.
             losses: of every replica, where each has gradients of its own; () where they tell of all alike.
 
         Raises RuntimeError on all ranks where the same one is lost again and again.
@@ -97,7 +97,7 @@ class Health:
     def _count(self, lost: dict[int, str]) -> None:
         self._in_a_row = {r: self._in_a_row.get(r, 0) + 1 for r in lost}
         if len(lost) == self._replicas.size:
-            return  # nobody is left to take the mean of: that is told, as it is by who trains alone
+            return  # nobody is left to average: that has a warning of its own
         for r, times in self._in_a_row.items():
             if times >= _IN_A_ROW:
                 raise RuntimeError(
@@ -118,18 +118,16 @@ def _not_finite(parts: Sequence[Sequence[float]], loss: float) -> str:
 
 
 class Watch:
-    """Looks at every sync, and raises where what was doubted goes on.
+    """Looks at every sync of replicas that diverge, and raises where a warning repeats itself.
 
     Args:
         caller: prefix for error messages.
         own_gradients: whether replicas train by themselves.
-        diverges: whether their weights differ between two syncs.
     """
 
-    def __init__(self, caller: str, *, own_gradients: bool, diverges: bool) -> None:
+    def __init__(self, caller: str, *, own_gradients: bool) -> None:
         self._caller = caller
         self._own_gradients = own_gradients
-        self._diverges = diverges
         self._too_far = 0
 
     def __call__(
@@ -142,73 +140,58 @@ class Watch:
         *,
         began_apart: bool,
     ) -> dict[str, str]:
-        """What kind of doubt, and the words for it, by the replicas' losses and their distances from the
-        mean."""
-        if not self._diverges:
-            return {}
-        found = at_a_sync(losses, measured, predicted, rounding, own_gradients=self._own_gradients)
-        if began_apart:  # by a warm start's noise, or resumed within a round
-            found.pop("too far", None)
-        self._too_far = self._too_far + 1 if "too far" in found else 0
+        """Warnings by kind, from the replicas' losses and their distances from the mean."""
+        warnings: dict[str, str] = {}
+        if len(losses) > 1 and len(set(losses)) == 1 and math.isfinite(losses[0]):
+            warnings["reduced loss"] = (
+                "the loss was the same on all ranks for a whole round, as an all-reduced loss is: it cannot "
+                "tell replicas apart; pass each rank's own loss"
+            )
+        distances = f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected"
+        if max(predicted) > rounding and max(measured) < 0.1 * max(predicted):
+            warnings["no fan-out"] = (
+                f"{distances}: something undoes the fan-out, such as weights broadcast or averaged elsewhere"
+            )
+        # NaN is no prediction. A warm start's noise, or a resume within a round, is no sign either.
+        far = max(measured) > _TOO_FAR * max(predicted) + _ROUNDINGS * rounding and not began_apart
+        self._too_far = self._too_far + 1 if far else 0
+        if far:
+            warnings["too far"] = (
+                f"{distances}: more than the learning rate makes them differ, such as gradients that are not "
+                "shared (DistributedDataParallel is missing), or copies of the weights that the optimizer "
+                "keeps"
+            )
         if self._too_far >= _TOO_FAR_IN_A_ROW:
             raise RuntimeError(
-                f"{self._caller}.step: step {step}: {found['too far']}; so at {self._too_far} syncs in a row"
+                f"{self._caller}.step: step {step}: {warnings['too far']}; so at {self._too_far} syncs in a "
+                "row"
             )
-        return found
+        if self._own_gradients and len(measured) > 1 and max(measured) <= rounding:
+            warnings["no divergence"] = (
+                "the replicas are at the same weights although each arm has gradients of its own: something "
+                "shares them, such as DistributedDataParallel over all ranks, or all have the same batches"
+            )
+        return warnings
 
 
 def blind_signals(axes: Sequence[Axis], *, own_gradients: bool, by_training_loss: bool) -> list[str]:
     """What will happen where a hyperparameter is explored by a signal that cannot judge it."""
-    said = []
+    warnings = []
     explored = [axis for axis in axes if axis.spread > 0]
     blind = [axis.name for axis in explored if axis.needs_own_gradients and not own_gradients]
     if blind:
-        said.append(
+        warnings.append(
             f"{', '.join(blind)} acts through the gradient, and gradients are shared by all replicas: their "
             "weights will not differ by it, and what is seen is its direct effect on the loss alone. Use "
             "gradients='none' or hdet.Arms"
         )
     greedy = [axis.name for axis in explored if axis.regulariser and by_training_loss]
     if greedy:
-        said.append(
+        warnings.append(
             f"{', '.join(greedy)} is judged by the training loss, which is lowest without regularisation: it "
             "will be driven to its lower bound. Give probe=hdet.Probe(...)"
         )
-    return said
-
-
-def at_a_sync(
-    losses: Sequence[float],
-    measured: Sequence[float],
-    predicted: Sequence[float],
-    rounding: float,
-    *,
-    own_gradients: bool = False,
-) -> dict[str, str]:
-    """What kind of doubt, and the words for it, by the replicas' losses and their distances from the mean."""
-    doubts: dict[str, str] = {}
-    if len(losses) > 1 and len(set(losses)) == 1 and math.isfinite(losses[0]):
-        doubts["reduced loss"] = (
-            "the loss was the same on all ranks for a whole round, as an all-reduced loss is: it cannot "
-            "tell replicas apart; pass each rank's own loss"
-        )
-    if max(predicted) > rounding and max(measured) < 0.1 * max(predicted):
-        doubts["no fan-out"] = (
-            f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: something "
-            "undoes the fan-out, such as weights broadcast or averaged elsewhere"
-        )
-    if max(measured) > _TOO_FAR * max(predicted) + _ROUNDINGS * rounding:  # NaN is no prediction
-        doubts["too far"] = (
-            f"the replicas are {max(measured):.3g} apart where {max(predicted):.3g} was expected: more "
-            "than the learning rate makes them differ, such as gradients that are not shared "
-            "(DistributedDataParallel is missing), or copies of the weights that the optimizer keeps"
-        )
-    if own_gradients and len(measured) > 1 and max(measured) <= rounding:
-        doubts["no divergence"] = (
-            "the replicas are at the same weights although each arm has gradients of its own: something "
-            "shares them, such as DistributedDataParallel over all ranks, or all have the same batches"
-        )
-    return doubts
+    return warnings
 
 
 def overwritten(axes: Sequence[Axis]) -> dict[str, str]:
@@ -224,8 +207,6 @@ def overwritten(axes: Sequence[Axis]) -> dict[str, str]:
 
 def lost_buffers(names: Sequence[str]) -> dict[str, str]:
     """Buffers that were finite before training, and are not."""
-    if not names:
-        return {}
     which = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return {
         "lost buffers": f"buffers of the model are not finite any more ({which}): in eval mode it computes "

@@ -1,6 +1,6 @@
 """The optimizer's own step hooks carry the fan-out (Eq. 2) and tell true steps from calls without one.
 
-``group["lr"]`` holds the base value; the replica's own stands there only while the optimizer steps. So any
+``group["lr"]`` holds the base value, and the replica's own only while the optimizer steps. So any
 scheduler composes, loggers show the base, and accumulation or a step that GradScaler skipped is not counted.
 Several optimizers take one step together, in any order, each once.
 
@@ -13,7 +13,6 @@ The hooks are opaque to ``torch.compile``: a compiled ``optimizer.step`` is cut 
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -44,7 +43,7 @@ class StepHooks:
         caller: prefix for error messages.
         announcer: logs.
         optimizer: whose steps they follow.
-        fan_out: this replica's own values stand in their places during a step.
+        fan_out: writes this replica's own values for a step.
         before: called before the first steps of a round, until it returns False; None where nobody looks at
             the weights.
         detach: called when another run takes the optimizer over.
@@ -133,7 +132,7 @@ class StepHooks:
             self._surely = True
 
     def restore(self) -> None:
-        """The base values stand in the groups, whatever became of the step."""
+        """Write the base values into the groups, whatever became of the step."""
         self._fan_out.leave_step()
         self._inside = False
 
@@ -178,7 +177,7 @@ class StepHooks:
                 self.forget()
                 raise RuntimeError(message)
             message = message.removeprefix(f"{self._caller}.")
-            self._announcer.say_once(logging.WARNING, message, "calls too rarely")
+            self._announcer.warn_once(message, "calls too rarely")
         if most > 0 and len(self._optimizers) > 1:
             self._look_for_misses()
 
@@ -192,8 +191,7 @@ class StepHooks:
                 f"step: all optimizers must step before each call, and {type(one).__name__} (number {i}) "
                 f"has missed {self._missed[i]} of {self._counted}"
             )
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"{message}: the step counts, for others have moved; a GradScaler may skip one",
                 f"missed by {i}",
             )
@@ -218,13 +216,11 @@ class StepHooks:
             else "taken for gradient accumulation, a skipped step, or a framework that steps schedulers once "
             "for every process (Accelerate); the schedule waits"
         )
-        self._announcer.say_once(
-            logging.WARNING,
+        self._announcer.warn_once(
             f"step() was called although the optimizer has not stepped since the last call: {taken}",
         )
         if self._calls_without_step == _TOO_MANY_CALLS:
-            self._announcer.say_once(
-                logging.WARNING,
+            self._announcer.warn_once(
                 f"{_TOO_MANY_CALLS} calls of step() without one of optimizer.step(): is this the optimizer "
                 "that trains? Its step hooks have not been called; a CUDA graph that replays it calls none",
             )
@@ -273,12 +269,10 @@ class StepHooks:
             message = (
                 f"all of {calls} steps were skipped on the device: nothing is trained; is the loss finite?"
             )
-            self._announcer.say_once(logging.WARNING, message, "all skipped on the device")
+            self._announcer.warn_once(message, "all skipped on the device")
         elif ago:  # a few are how GradScaler finds its scale
             message = f"{len(ago)} of {calls} steps were skipped on the device: they do not count"
-            self._announcer.say_once(
-                logging.WARNING, f"{message}, the schedule waits", "skipped on the device"
-            )
+            self._announcer.warn_once(f"{message}, the schedule waits", "skipped on the device")
         return ago
 
 

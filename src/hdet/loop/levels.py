@@ -1,8 +1,8 @@
-"""Who explores what: the multipliers of Eq. 1, and designs that deal them to replicas (Eq. 9).
+"""Who explores what: the levels of Eq. 1, and designs that deal them to replicas in every round (Eq. 9).
 
-A *design* gives every replica a level z in [−1, 1] for every hyperparameter, anew in each round. Everything
-here is a pure function of integers and strings, so every rank computes the same answer without
-communicating and no random number generator, private or global, is involved.
+A *design* gives every replica a level z in [−1, 1] for every hyperparameter; a learning rate's multiplier is
+ρ = 1 + α·z (Eq. 1). These are pure functions of integers and strings, so every rank computes the same answer
+without communicating, and no random number generator, private or global, is involved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ __all__ = [
     "hadamard",
     "in_turn",
     "levels",
-    "multipliers",
     "orthogonal",
     "permutation",
     "permuted",
@@ -26,33 +25,16 @@ __all__ = [
 
 
 def levels(size: int) -> tuple[float, ...]:
-    """The symmetric ladder z_0 < … < z_{N−1} in [−1, 1]: z_r = (r − (N−1)/2)/δ, δ = max((N−1)/2, ½).
+    """Eq. 1's symmetric ladder z_0 < … < z_{N−1} in [−1, 1]: z_r = (r − (N−1)/2)/δ, δ = max((N−1)/2, ½).
 
     >>> levels(3)
     (-1.0, 0.0, 1.0)
     >>> levels(1)
     (0.0,)
     """
-    if size < 1:
-        raise ValueError(f"levels: size must be at least 1, got {size!r}")
     centre = (size - 1) / 2
     delta = max(centre, 0.5)
     return tuple((r - centre) / delta for r in range(size))
-
-
-def multipliers(size: int, spread: float) -> tuple[float, ...]:
-    """The multipliers of Eq. 1, ``ρ_r = 1 + α·z_r``: their mean is 1, their ends are ``1 ± α``.
-
-    >>> multipliers(3, 0.5)
-    (0.5, 1.0, 1.5)
-    >>> multipliers(1, 0.5)
-    (1.0,)
-    """
-    if size < 1:
-        raise ValueError(f"multipliers: size must be at least 1, got {size!r}")
-    if not 0 <= spread < 1:
-        raise ValueError(f"multipliers: spread must be in [0, 1), got {spread!r}")
-    return tuple(1.0 + spread * level for level in levels(size))
 
 
 def permutation(size: int, *, seed: int, round: int, name: str) -> tuple[int, ...]:
@@ -88,39 +70,39 @@ def orthogonal(size: int, names: Sequence[str], *, seed: int, round: int) -> lis
     N replicas separate up to N − 1 hyperparameters, where effects add up each as exactly as if it were alone.
     Where two of them interact, that looks like an effect of a third: in every round the rows are dealt to
     other replicas, names to other columns, and half of the columns are negated, so that it does so with
-    either sign, and cancels over rounds. Who else is explored does not matter: see :func:`_places`.
+    either sign, and cancels over rounds. Who else is explored does not matter: see :func:`_columns`.
 
     >>> a, b = orthogonal(4, ["a", "b"], seed=0, round=1)
     >>> sum(a), sum(b), sum(x * y for x, y in zip(a, b))
     (0.0, 0.0, 0.0)
     """
+    matrix = hadamard(size)
     if len(names) > size - 1:
         raise ValueError(
             f"orthogonal: a design for {size} replicas separates at most {size - 1} hyperparameters, got "
             f"{len(names)}; explore fewer, or use more replicas"
         )
-    matrix = hadamard(size)
     rows = permutation(size, seed=seed, round=round, name="\0rows")
     columns = permutation(size - 1, seed=seed, round=round, name="\0columns")
-    place = {name: columns[i] for name, i in _places(size - 1, names).items()}
+    column = {name: columns[i] for name, i in _columns(size - 1, names).items()}
     sign = {name: 1 - 2 * permutation(2, seed=seed, round=round, name=f"\0sign\0{name}")[0] for name in names}
-    return [tuple(float(sign[name] * matrix[row][1 + place[name]]) for row in rows) for name in names]
+    return [tuple(float(sign[name] * matrix[row][1 + column[name]]) for row in rows) for name in names]
 
 
-#: With it the kinds that hdet has all like different places best, from 8 replicas on; of 4, the usual three.
+#: With it the kinds that hdet has all prefer different columns, from 8 replicas on; of 4, the usual three.
 _SALT = 2607
 
 
-def _places(count: int, names: Sequence[str]) -> dict[str, int]:
-    """A place of ``count`` for every name, by the name alone: removing a hyperparameter changes nothing for
-    those that stay. Where two like the same one best, the first by the alphabet has it.
+def _columns(count: int, names: Sequence[str]) -> dict[str, int]:
+    """One of ``count`` columns for every name, by the name alone: removing a hyperparameter changes nothing
+    for those that stay. Where two prefer the same one, the first by the alphabet has it.
 
-    >>> _places(7, ["dropout", "weight_decay"])["dropout"] == _places(7, ["dropout"])["dropout"]
+    >>> _columns(7, ["dropout", "weight_decay"])["dropout"] == _columns(7, ["dropout"])["dropout"]
     True
     """
     taken: dict[str, int] = {}
     for name in sorted(names):
-        free = [place for place in range(count) if place not in taken.values()]
+        free = [column for column in range(count) if column not in taken.values()]
         taken[name] = min(free, key=lambda i: hashlib.sha256(f"{_SALT}\0{name}\0{i}".encode()).digest())
     return taken
 
@@ -131,8 +113,6 @@ def in_turn(size: int, names: Sequence[str], *, seed: int, round: int) -> list[t
     >>> [in_turn(1, ["a"], seed=0, round=k)[0][0] for k in range(8)]
     [-1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
     """
-    if size != 1:
-        raise ValueError(f"in turn: values are tried in turn by one replica, got {size}; use 'orthogonal'")
     rounds = 4 * -(-(len(names) + 1) // 4)
     block = orthogonal(rounds, names, seed=seed, round=1 + round // rounds)
     return [(row[round % rounds],) for row in block]
@@ -164,22 +144,13 @@ def choose_design(
         raise ValueError(f"{caller}: design 'in turn' is for one replica, got {arms}; use 'orthogonal'")
     if asked == "orthogonal":
         try:
-            hadamard(arms)
             orthogonal(arms, explored, seed=0, round=0)
         except ValueError as error:
             raise ValueError(f"{caller}: {error}") from error
         return asked
-    if asked is None and jointly and arms >= 4 and _exists(arms):
+    if asked is None and jointly and arms >= 4 and _hadamard(arms) is not None:
         return "orthogonal"
     return "permutation"
-
-
-def _exists(size: int) -> bool:
-    try:
-        hadamard(size)
-    except ValueError:
-        return False
-    return True
 
 
 def hadamard(size: int) -> list[list[int]]:

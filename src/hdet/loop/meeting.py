@@ -5,6 +5,7 @@ What comes out is the same on every rank, so that all decide alike without anoth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,12 +13,11 @@ from typing import Literal
 from torch import Tensor
 
 from hdet.loop.checks import Agreement
-from hdet.loop.converge import Converge, Measured
+from hdet.loop.converge import Converge, Measured, predicted_distances
 from hdet.loop.fan_out import FanOut
-from hdet.loop.health import Health
-from hdet.loop.policy import Policy, Sample
+from hdet.loop.health import Health, Watch, lost_buffers, overwritten
+from hdet.loop.policy import Context, Policy, Sample
 from hdet.loop.training_loss import TrainingLoss, mean_losses, sample_of
-from hdet.replicas import Replicas
 
 __all__ = ["Gathered", "Meeting"]
 
@@ -30,52 +30,47 @@ _Row = Sequence[float | Tensor]
 class Gathered:
     """What is known after a sync; ``divergence`` alone is this rank's own.
 
-    ``losses`` and ``distances`` are of every replica, ``training`` of all together; ``rows`` has, for each
-    policy that judges, what it measured on every replica; ``odd`` is what should be told,
-    ``began_apart`` whether the round began with weights that differed."""
+    ``losses``, ``distances`` and ``predicted`` distances (NaN where nothing predicts them) are of every
+    replica, ``training`` of all together; ``rows`` has, for each policy that judges, what it measured on
+    every replica; ``odd`` is what should be logged, ``began_apart`` whether the round began with weights that
+    differed."""
 
     divergence: Measured
     distances: tuple[float, ...]
+    predicted: tuple[float, ...]
     losses: tuple[float, ...]
     training: Sample
     rows: list[list[list[float]]]
     odd: tuple[str, ...]
-    began_apart: bool = False
+    began_apart: bool
 
 
 class Meeting:
     """Where the replicas of a run meet.
 
     Args:
-        caller: prefix for error messages.
-        replicas: who meets.
-        fan_out: whose values stand where.
+        context: the run.
+        fan_out: the hyperparameters and their levels.
         agreement: what they must agree on.
         converge: the mean of the weights.
-        own_gradients: whether replicas train by themselves.
-        diverges: whether there is anything to average.
+        collinear: whether replicas diverge along one line, so that their distance follows from their
+            multipliers.
     """
 
     def __init__(
-        self,
-        caller: str,
-        replicas: Replicas,
-        fan_out: FanOut,
-        agreement: Agreement,
-        converge: Converge,
-        *,
-        own_gradients: bool,
-        diverges: bool,
+        self, context: Context, fan_out: FanOut, agreement: Agreement, converge: Converge, *, collinear: bool
     ) -> None:
-        self._caller = caller
-        self._replicas = replicas
+        self._caller = context.caller
+        self._replicas = context.replicas
+        self._own_gradients = context.own_gradients
+        self._diverges = context.diverges
         self._fan_out = fan_out
         self._agreement = agreement
         self._converge = converge
-        self._health = Health(caller, replicas, converge)
-        self._own_gradients = own_gradients
-        self._diverges = diverges
-        #: How every rank is, if they have told it: on gradients of their own it is asked with the losses.
+        self._collinear = collinear
+        self._health = Health(context.caller, context.replicas, converge)
+        self._watch = Watch(context.caller, own_gradients=context.own_gradients)
+        #: The norms of every rank, if gathered already: on gradients of their own they come with the losses.
         self._norms: list[list[float]] = []
 
     def sync(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
@@ -97,16 +92,30 @@ class Meeting:
         row += [value for own in measured for value in own]
         rows = self._replicas.gather(row)
         losses = [row[_LOSS_AT:_MEASURED_AT] for row in rows]
+        predicted = (math.nan,) * len(rows)
+        if self._collinear:
+            predicted = predicted_distances(self._fan_out.multipliers, divergence.displacements)
         self._replicas.about_to("")
         return Gathered(
             divergence=divergence,
             distances=tuple(row[2] for row in rows),
+            predicted=predicted,
             losses=mean_losses(losses),
             training=sample_of(losses),
             rows=_of_each([row[_MEASURED_AT:] for row in rows], [len(own) for own in measured]),
             odd=odd,
             began_apart=began_apart,
         )
+
+    def warnings(self, steps: int, seen: Gathered) -> dict[str, str]:
+        """What a user should know of this sync, by kind. Raises where it has gone wrong too often."""
+        if self._diverges:
+            distances = seen.distances, seen.predicted, seen.divergence.rounding
+            found = self._watch(steps, seen.losses, *distances, began_apart=seen.began_apart)
+            return found | overwritten(self._fan_out.axes)
+        # Where buffers are averaged, a replica that has lost one takes the others'.
+        lost = self._converge.lost_buffers()
+        return lost_buffers(lost) if lost else {}
 
     def converge(self, steps: int, round: int, training: TrainingLoss) -> tuple[str, ...]:
         """Average within a round (Eq. 3); what is odd about it. A collective."""

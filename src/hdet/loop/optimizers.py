@@ -1,17 +1,29 @@
-"""What users call an optimizer: torch's own beneath a framework's wrapping, and several of them as one."""
+"""What users call an optimizer: torch's own beneath a framework's wrapping, several of them as one, and what
+they train."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.replicas import state_of
+from hdet.replicas import is_flat, state_of
 
-__all__ = ["JointOptimizer", "parts_of", "unwrapped"]
+__all__ = [
+    "JointOptimizer",
+    "checksum",
+    "describe",
+    "every_parameter",
+    "parts_of",
+    "trained_parameters",
+    "unwrapped",
+]
+
+_EXACT_INTEGERS = 1 << 53
 
 
 def unwrapped(caller: str, optimizer: object) -> Optimizer:
@@ -32,7 +44,7 @@ def unwrapped(caller: str, optimizer: object) -> Optimizer:
 
 
 class JointOptimizer(Optimizer):
-    """Several optimizers, as the engine looks at one: their groups and what they remember, in order.
+    """Several optimizers, as the loop sees one: their groups and what they remember, in order.
 
     It is a view: nothing is kept here, and it does not step. Groups that are added later come last, whichever
     optimizer they were added to, so that a group keeps its number.
@@ -94,3 +106,56 @@ class _States(Mapping[Tensor, Any]):
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:
     """Those that really step."""
     return optimizer.optimizers if isinstance(optimizer, JointOptimizer) else [optimizer]
+
+
+# ---------------------------------------------------------------------- what they train
+
+
+def every_parameter(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of all groups, in order: their numbers, by which whatever is kept of them is known."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def trained_parameters(optimizer: Optimizer) -> list[list[Tensor]]:
+    """The parameters of each group that are not frozen."""
+    return [
+        [parameter for parameter in group["params"] if parameter.requires_grad]
+        for group in optimizer.param_groups
+    ]
+
+
+def checksum(tensors: Iterable[Tensor]) -> float:
+    """A sum of the bits of tensors, the same in any order of adding, exact as a float. Waits for the
+    device."""
+    sums: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        sums.setdefault(tensor.device, []).append(_bits(tensor.detach()))
+    return float(sum(sum(torch.stack(own).tolist()) for own in sums.values()) % _EXACT_INTEGERS)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.contiguous().view(whole[real.element_size()]).sum(dtype=torch.int64)
+
+
+def describe(optimizer: Optimizer, model: nn.Module | None) -> dict[str, str]:
+    """What must be the same on all ranks for replicas to be averaged: groups, shapes, types, strides
+    and, by the model, names: tensors of one shape in another order would be averaged crosswise."""
+    names = {} if model is None else {id(p): f"{name}, " for name, p in model.named_parameters()}
+    facts = {"number of parameter groups": str(len(optimizer.param_groups))}
+    for g, group in enumerate(optimizer.param_groups):
+        settings = {k: v for k, v in group.items() if isinstance(v, (bool, int, float, str, tuple))}
+        facts[f"settings of group {g}"] = repr(settings)
+        for p, parameter in enumerate(group["params"]):
+            facts[f"parameter {p} of group {g}"] = names.get(id(parameter), "") + _describe(parameter)
+    for name, buffer in model.named_buffers() if model is not None else ():
+        facts[f"buffer {name}"] = _describe(buffer)
+    return facts
+
+
+def _describe(tensor: Tensor) -> str:
+    trained = ", trained" if tensor.requires_grad else ""
+    if is_flat(tensor):  # the shape is that of this rank's part, and another one's is another
+        return f"{tensor.dtype}, a part of FullyShardedDataParallel's{trained}"
+    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}{trained}"

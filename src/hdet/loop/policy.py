@@ -1,6 +1,6 @@
 """What a policy is: it moves some hyperparameters, and says when, by what evidence, and how far.
 
-The engine holds a list of policies. It knows nothing of any of them but this, and asks in this order:
+The loop holds a list of policies. It knows nothing of any of them but this, and asks in this order:
 
     each step     before_step · the optimizer steps · after_step · has a window ended?
     at a sync     at_own · the weights become their mean · at_mean · one gather over all ranks · decide
@@ -31,7 +31,7 @@ __all__ = ["Before", "Context", "Decided", "Policy", "Sample", "Seen"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a policy acts; the engine makes it before the first step.
+    """The run, as its parts and policies see it; the loop makes it before the first step.
 
     Args:
         caller: begins errors and log lines.
@@ -41,6 +41,7 @@ class Context:
         diverges: whether the replicas' weights differ between two syncs.
         by_arm: from a value of every rank to one of every arm.
         regularisers_off: a context in which they are.
+        own_gradients: whether replicas train by themselves.
     """
 
     caller: str
@@ -50,6 +51,7 @@ class Context:
     diverges: bool
     by_arm: Callable[[Sequence[float]], tuple[float, ...]]
     regularisers_off: Callable[[], AbstractContextManager[None]]
+    own_gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +150,11 @@ class Policy(ABC):
     needs_loss = False
     #: Whether it looks at the weights between syncs: then only true optimizer steps are counted.
     follows_weights = False
+    #: The loss that :meth:`at_own` found; a replica whose loss is not finite has no part in the mean.
+    own_loss: float | Tensor | None = None
     #: How many steps each of its windows has; None where they differ.
     sync_every: int | None = None
-    #: Whether it estimates all its hyperparameters together, so that the design must keep them apart.
+    #: Whether it estimates all its hyperparameters together, so that the design must separate them.
     estimates_jointly = False
 
     def __init__(self, explore: Sequence[Explorable]) -> None:
@@ -164,10 +168,10 @@ class Policy(ABC):
         return {}
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
-        """Take the hyperparameters, bound to where they stand."""
+        """Take the hyperparameters, bound to what holds them."""
         self.axes = list(axes)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What a user should know before training begins."""
         return []
 
@@ -205,7 +209,7 @@ class Policy(ABC):
         return False
 
     def recounted(self, step: int) -> None:  # noqa: B027
-        """Some steps that were told had been skipped on the device: ``step`` were taken, and the window ends
+        """Some counted steps had been skipped on the device: ``step`` were taken, and the window ends
         where it was to end, by that count."""
 
     # ------------------------------------------------------------------ at a sync
@@ -217,11 +221,6 @@ class Policy(ABC):
     def at_own(self) -> Sequence[float | Tensor]:
         """Measured at this replica's own weights, before the mean."""
         return ()
-
-    @property
-    def own_loss(self) -> float | Tensor | None:
-        """The loss that :meth:`at_own` found; a replica whose loss is not finite has no part in the mean."""
-        return None
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """Measured once the weights are the mean of all replicas, the base values standing everywhere."""
@@ -237,12 +236,16 @@ class Policy(ABC):
         policy went back to older weights. The window stays open: the next step tries again."""
 
     def observe(self, levels: Sequence[tuple[float, ...]]) -> Decided:
-        """Move nothing, and say what stands where."""
+        """Move nothing, and record the values."""
         return Decided(tuple(before.record() for before in self.before(levels)))
 
     def before(self, levels: Sequence[tuple[float, ...]]) -> list[Before]:
         """The hyperparameters as the round that ends has had them."""
-        return [Before.now(axis, row) for axis, row in zip(self.axes, levels, strict=True)]
+        found = []
+        for axis, row in zip(self.axes, levels, strict=True):
+            rho = axis.multipliers(row) if isinstance(axis, GroupLearningRate) else ()
+            found.append(Before(axis, axis.base, axis.values(row), rho, axis.spread))
+        return found
 
     # ------------------------------------------------------------------ the run
 
@@ -272,12 +275,6 @@ class Before:
     values: tuple[float, ...]
     multipliers: tuple[float, ...]
     spread: float
-
-    @classmethod
-    def now(cls, axis: Axis, levels: tuple[float, ...]) -> Before:
-        """As it stands."""
-        multipliers = axis.multipliers(levels) if isinstance(axis, GroupLearningRate) else ()
-        return cls(axis, axis.base, axis.values(levels), multipliers, axis.spread)
 
     def record(
         self, *, delta: float = 0.0, velocity: float = 0.0, slope: float = math.nan, error: float = math.nan

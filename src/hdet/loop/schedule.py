@@ -95,7 +95,7 @@ class CoveredSchedule:
     # ------------------------------------------------------------------ whether somebody else writes there
 
     def note(self) -> None:
-        """What stands in ``group["lr"]`` now is right, if it is ours alone to write."""
+        """``group["lr"]`` is right now, if it is ours alone to write."""
         if self._schedule is not None or self.moved:
             self._left = [_left(group["lr"]) for group in self._optimizer.param_groups]
 

@@ -27,7 +27,7 @@ __all__ = ["FORMAT", "Own", "Owner", "Piece", "check_fits", "checksum", "digest"
 
 logger = logging.getLogger("hdet")
 
-#: Of the states that are written here. hdet 0.3.0 was the first to write it, and later versions read it.
+#: The format of states. hdet 0.3.0 was the first to write it, and later versions read it.
 FORMAT = 4
 
 _TENSOR, _MAY_MISS = "hdet: tensor", "hdet: may miss"
@@ -115,7 +115,7 @@ class Owner:
         if tensors:
             tensors["ruler"] = ruler(self.parameters)
         bound |= bool(tensors) and not self.replicas.can_reshard
-        said: dict[str, Any] = {
+        header: dict[str, Any] = {
             "class": self.kind,
             "format": FORMAT,
             "hdet": hdet.__version__,
@@ -125,20 +125,20 @@ class Owner:
             "bound": bound,
             "sums": sums,
         }
-        said["checksum"] = digest(said)
+        header["checksum"] = digest(header)
         if bound:  # a checkpoint must neither cut them nor give one rank's to another
-            said["tensors"], tensors = tensors, {}
-        return {"state": (said,), "tensors": tensors}
+            header["tensors"], tensors = tensors, {}
+        return {"state": (header,), "tensors": tensors}
 
     def unpack(self, saved: object, free: Collection[str] = ()) -> tuple[Any, Mapping[str, Any]]:
         """The tree that was packed, with this rank's own tensors in it, and the configuration it was saved
         with, in which what is ``free`` may differ. Raises ValueError for a state that is damaged, of another
         class, format or run, or of another rank's part. Changes nothing."""
-        said = self._opened(saved)
-        tensors: Mapping[str, Tensor] = said.get("tensors", saved["tensors"])  # type: ignore[index,assignment]
-        if said["sums"]:
-            self._check_part(said, tensors)
-        self._check_configuration(said["configuration"], free)
+        header = self._opened(saved)
+        tensors: Mapping[str, Tensor] = header.get("tensors", saved["tensors"])  # type: ignore[index,assignment]
+        if header["sums"]:
+            self._check_part(header, tensors)
+        self._check_configuration(header["configuration"], free)
         missing: list[str] = []
         dropped: list[str] = []
 
@@ -153,7 +153,7 @@ class Owner:
                 return _ABSENT
             return type(value)(map(walk, value)) if type(value) in (list, tuple) else value
 
-        tree = walk(said["values"])
+        tree = walk(header["values"])
         if missing:
             raise self._error(
                 f"the state must hold all its tensors, and {len(missing)} are missing, the first is "
@@ -161,8 +161,8 @@ class Owner:
                 "and the optimizer had no state, or trained other parameters, when it was called. Load the "
                 "optimizer first, then call state_dict() and dcp.load"
             )
-        if said["part"] == self._part:
-            self._check_sums(said["sums"], tensors)
+        if header["part"] == self._part:
+            self._check_sums(header["sums"], tensors)
         if dropped:
             logger.warning(
                 "%s.load_state_dict: this object has no room for %d tensors, the optimizer state with which "
@@ -170,7 +170,7 @@ class Owner:
                 self.kind,
                 len(dropped),
             )
-        return tree, said["configuration"]
+        return tree, header["configuration"]
 
     @property
     def _part(self) -> list[int]:
@@ -180,14 +180,14 @@ class Owner:
         return ValueError(f"{self.kind}.load_state_dict: {text}")
 
     def _opened(self, saved: object) -> dict[str, Any]:
-        said = saved.get("state") if isinstance(saved, Mapping) and "tensors" in saved else None
-        if not isinstance(said, (list, tuple)) or len(said) != 1 or not isinstance(said[0], Mapping):
+        state = saved.get("state") if isinstance(saved, Mapping) and "tensors" in saved else None
+        if not isinstance(state, (list, tuple)) or len(state) != 1 or not isinstance(state[0], Mapping):
             got = f"a dict of {', '.join(map(str, saved))}" if isinstance(saved, Mapping) else repr(saved)
             raise self._error(
                 f"the state must be one that {self.kind}.state_dict() made, in hdet 0.3.0 or later, got "
                 f"{got[:200]}; load what was saved of this very object"
             )
-        found = dict(said[0])
+        found = dict(state[0])
         if isinstance(written := found.get("format"), int) and written != FORMAT:
             raise self._error(
                 f"the state must be of format {FORMAT}, which hdet {hdet.__version__} reads, got one written "
@@ -219,11 +219,11 @@ class Owner:
                 "it was then, or begin a new one"
             )
 
-    def _check_part(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _check_part(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """A rank loads its own part of a sharded model: from a file of its own, or resharded."""
         part, parts = self._part
-        if said["bound"]:
-            own = said["part"] == self._part
+        if header["bound"]:
+            own = header["part"] == self._part
         elif not self.replicas.can_reshard:
             raise self._error(
                 "the state is of a model whose shards know where they lie, and those of this one, part "
@@ -236,8 +236,8 @@ class Owner:
         if not own:
             raise self._error(
                 f"the state must be of this rank's own part of the model, {part} of {parts}, got another's, "
-                f"saved as part {said['part'][0]} of {said['part'][1]}; save a file for each rank, and go on "
-                "with as many. Flat parameters (FullyShardedDataParallel), the state of a "
+                f"saved as part {header['part'][0]} of {header['part'][1]}; save a file for each rank, and "
+                "go on with as many. Flat parameters (FullyShardedDataParallel), the state of a "
                 "ZeroRedundancyOptimizer and quantised state cannot be cut otherwise; fully_shard's can, "
                 "through torch.distributed.checkpoint"
             )
@@ -323,9 +323,9 @@ def _canonical(value: Any) -> Any:
 @torch.no_grad()
 def checksum(tensor: Tensor) -> list[Any]:
     """Type, shape and checksum; of a sharded tensor those of this rank's part. The same on every device."""
-    here = local(tensor).detach()
-    sums = [_sums(part) for part in _parts(here)]
-    return [str(here.dtype), list(here.shape), hashlib.sha256(repr(sums).encode()).hexdigest()[:32]]
+    own = local(tensor).detach()
+    sums = [_sums(part) for part in _parts(own)]
+    return [str(own.dtype), list(own.shape), hashlib.sha256(repr(sums).encode()).hexdigest()[:32]]
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:

@@ -20,7 +20,7 @@ _FLUSH = 32
 
 
 class TrainingLoss:
-    """Mean of the losses handed over since the last sync, without ever waiting for the device.
+    """Mean of the losses given to ``step`` since the last sync, without ever waiting for the device.
 
     A loss on an accelerator is only kept (its storage, not its graph) and summed there in batches; one on
     the CPU is read at once. Sums are float64 where the device has it.
@@ -33,7 +33,7 @@ class TrainingLoss:
         self.count = 0
         self._replicas = replicas
         self.restored: tuple[float | Tensor, int] = (0.0, 0)
-        #: Sum and count of every rank, where all have told them since the last loss.
+        #: Sum and count of every rank, where they were gathered since the last loss.
         self._everyone: list[list[float]] = []
         self._sum: float | Tensor = 0.0
         self._device_sum: Tensor | None = None
@@ -42,15 +42,21 @@ class TrainingLoss:
         self._device_squares: Tensor | None = None
         self._pending: dict[int, Tensor] = {}
         self._storage_is_reused = False
-        #: What was handed over last, without keeping a tensor, and its graph, alive.
-        self._last: Callable[[], object] = _nothing
+        #: The last loss, without keeping a tensor, and its graph, alive.
+        self._last: Callable[[], object] = lambda: None
 
     def add(self, loss: Tensor | SupportsFloat) -> None:
-        """Take one loss: a tensor with one element, or anything that ``float()`` takes."""
-        if self._replicas > 1:
-            self._add_all(loss)
-        elif isinstance(loss, Tensor) and not loss.is_cpu:
+        """Add one loss: a tensor with one element, or anything that ``float()`` takes."""
+        if self._replicas > 1 and (not isinstance(loss, Tensor) or loss.shape != (self._replicas,)):
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(
+                f"step(loss): loss must be the losses of the {self._replicas} replicas in this process, as "
+                f"StackedReplicas.losses gives them, got {got}"
+            )
+        if isinstance(loss, Tensor) and not loss.is_cpu:
             self._keep(loss)
+        elif isinstance(loss, Tensor) and self._replicas > 1:
+            self._sum = self._sum + loss.detach().double()
         else:
             try:
                 value = loss.item() if isinstance(loss, Tensor) else float(loss)
@@ -67,28 +73,13 @@ class TrainingLoss:
         it is no other micro-batch: Accelerate steps a scheduler once for every process."""
         return loss is not None and self._last() is loss
 
-    def _add_all(self, losses: object) -> None:
-        if not isinstance(losses, Tensor) or losses.shape != (self._replicas,):
-            got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
-            raise ValueError(
-                f"step(loss): loss must be the losses of the {self._replicas} replicas in this process, as "
-                f"StackedReplicas.losses gives them, got {got}"
-            )
-        if losses.is_cpu:
-            self._sum = self._sum + losses.detach().double()
-        else:
-            self._keep(losses)
-
     def row(self) -> list[float | Tensor]:
-        """What this replica tells the others: sum and count, how much of both is from before a resume, and
-        the sum of squares."""
+        """Sum and count of this replica, how much of both is from before a resume, and the sum of squares."""
         before, earlier = self.restored
-        return [self.total(), float(self.count), before, float(earlier), self._total_squares()]
-
-    def _total_squares(self) -> float:
-        if self._replicas > 1 or self.restored[1]:
-            return math.nan
-        return self._squares + (0.0 if self._device_squares is None else float(self._device_squares))
+        total, squares = self.total(), math.nan
+        if self._replicas == 1 and not earlier:
+            squares = self._squares + (0.0 if self._device_squares is None else float(self._device_squares))
+        return [total, float(self.count), before, float(earlier), squares]
 
     def total(self) -> float | Tensor:
         """The sum since the last reset. Waits for the device."""
@@ -98,11 +89,6 @@ class TrainingLoss:
         on_device = self._device_sum.cpu().double()
         return self._sum + (on_device if self._replicas > 1 else float(on_device))
 
-    def state(self) -> float | list[float]:
-        """The sum in plain numbers."""
-        total = self.total()
-        return [float(value) for value in total] if isinstance(total, Tensor) else total
-
     def meet(self, replicas: Replicas) -> None:
         """Learn what the others have seen: until the next loss, the state of one rank is that of all."""
         if replicas.size > 1 and self._replicas == 1:
@@ -111,7 +97,9 @@ class TrainingLoss:
     def state_dict(self, rank: int) -> dict[str, Any]:
         """The sum of an unfinished round, and whose it is; where all have met, those of all ranks."""
         everyone = [(total, int(count)) for total, count in self._everyone]
-        return {"rank": rank, "sum": self.state(), "count": self.count, "everyone": everyone}
+        total = self.total()
+        plain = total.tolist() if isinstance(total, Tensor) else total
+        return {"rank": rank, "sum": plain, "count": self.count, "everyone": everyone}
 
     def load_state_dict(self, saved: Mapping[str, Any], rank: int, ranks: int) -> None:
         """Take up an interrupted round, if it was this rank's; else begin one."""
@@ -159,10 +147,6 @@ class TrainingLoss:
             squares = losses.to(exact).square().sum()
             self._device_squares = squares if self._device_squares is None else self._device_squares + squares
         self._pending.clear()
-
-
-def _nothing() -> None:
-    """There was none."""
 
 
 def mean_losses(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:

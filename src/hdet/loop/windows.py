@@ -29,12 +29,6 @@ class Windows:
     share: float = 0.2
     last: int | None = None
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.first, int) or self.first < 1:
-            raise ValueError(f"Windows: first must be an integer of at least 1, got {self.first!r}")
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"Windows: share must be in [0, 1], got {self.share!r}")
-
     def end_after(self, step: int, origin: int = 0) -> int | None:
         """Where the window ends that begins after ``step`` steps; None where none begins any more.
 

@@ -1,6 +1,20 @@
-"""HDET as published (arXiv 2604.24708): Eq. 4–8 in ``softmax``, the policy that applies them in ``vote``, the
-warm noisy start (Eq. 10) in ``warm_start``, and the authors' interface in ``one_cycle``.
+"""HDET as published (arXiv 2604.24708), and where each equation is.
 
-What all doors share stands in ``hdet/loop``: levels and reassignment (Eq. 1, 9) in ``levels``, fan-out
-(Eq. 2) in ``fan_out``, converge (Eq. 3) in ``converge``.
+=============  =====================================================  ==================================
+equation       what                                                   where
+=============  =====================================================  ==================================
+1              levels and multipliers ρ of the replicas               ``loop/levels``: ``levels``
+2              fan-out: each replica steps at η·ρ                     ``loop/fan_out``: ``FanOut``
+3              converge: the weights become their mean                ``loop/converge``: ``Converge``
+4–7            vote: a softmax of the losses moves the learning rate  ``softmax``: ``SoftmaxController``
+8              decay, as printed                                      ``softmax``: ``literal_decay``
+8              decay, corrected                                       ``softmax``: ``geometric_decay``
+9              reassign: a fresh permutation in every round           ``loop/levels``: ``permuted``
+10             warm noisy start                                       ``warm_start``: ``warm_start_``
+Algorithm 1    the loop                                               ``loop/cycle``: ``Cycle``
+=============  =====================================================  ==================================
+
+The door is ``one_cycle``: ``OneCycleAutoLR``, with the authors' arguments. It builds a ``Cycle`` with one
+policy, ``vote``: ``Vote``, which applies ``softmax`` to each hyperparameter. This room imports the loop, and
+what the loop imports.
 """

@@ -1,7 +1,7 @@
-"""``OneCycleAutoLR``: the paper's method behind the face of ``torch.optim.lr_scheduler.OneCycleLR``.
+"""``OneCycleAutoLR``: the paper's method as a drop-in for ``torch.optim.lr_scheduler.OneCycleLR``.
 
-The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is the
-engine's (:mod:`hdet.loop.cycle`). What is here is the translation of names:
+The curve is torch's own, bit for bit; the cycle of fan-out, converge, control and reassignment is
+:mod:`hdet.loop.cycle`. This file translates the names:
 
 ========================  ===================================  =====
 the authors' argument     ours                                 paper
@@ -38,8 +38,7 @@ from hdet.loop.checks import check_sync_every
 from hdet.loop.comparison import Fixed
 from hdet.loop.cycle import Cycle, Door
 from hdet.loop.hooks import take_over
-from hdet.loop.optimizers import unwrapped
-from hdet.loop.parameters import describe
+from hdet.loop.optimizers import describe, unwrapped
 from hdet.loop.policy import Policy
 from hdet.loop.state import check_fits
 from hdet.loop.windows import Every
@@ -80,15 +79,15 @@ class OneCycleAutoLR(Door, OneCycleLR):
         momentum_of_lr: β in [0, 1).
         decay: what brings the learning rate down once auto-LR acts. ``"schedule"``: the OneCycle curve
             itself goes on and auto-LR moves a factor on it. ``"geometric"``: Eq. 8 with its logarithm
-            mended, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which with OneCycleLR's
+            corrected, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which with OneCycleLR's
             default factors *raises* the learning rate.
         process_group: the replicas; the default group if None, this process alone without one.
         seed: of the reassignments. Global random states are never touched. Give two schedulers of one run
             (two optimizers) different seeds, or their replicas explore in step.
         model: makes buffers known, which are then averaged with the parameters.
-        history: a JSONL file to which rank 0 appends one :class:`~hdet.SyncRecord` per sync; or a
+        history: a JSONL file to which rank 0 appends one :class:`~hdet.history.SyncRecord` per sync; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
-        on_event: called with every :class:`~hdet.Event` at the end of its step, on every rank.
+        on_event: called with every :class:`~hdet.loop.announce.Event` at the end of its step, on every rank.
 
     Example:
         >>> import torch
@@ -105,8 +104,6 @@ class OneCycleAutoLR(Door, OneCycleLR):
         >>> record.step, record.round
         (10, 1)
     """
-
-    _cycle: Cycle | None = None
 
     @refuse_removed
     def __init__(
@@ -154,8 +151,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
         replicas.agree("OneCycleAutoLR", {**settings, **describe(optimizer, model)})
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
-        _check(auto_lr_warmup_steps, decay, model_sync_interval)
-        _check_peak(max_lr, total_steps)
+        _check(max_lr, total_steps, auto_lr_warmup_steps, decay, model_sync_interval)
         explore = [LearningRate(spread=ensemble_lr_spread_ratio)]
         softmax = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
 
@@ -210,7 +206,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
 
         Between syncs nothing waits for the device.
         """
-        if self._cycle is None:  # OneCycleLR's constructor takes the step that sets the first values
+        if not hasattr(self, "_cycle"):  # OneCycleLR's constructor takes the step that sets the first values
             super().step()
             return None
         return self._cycle.step(loss)
@@ -218,12 +214,13 @@ class OneCycleAutoLR(Door, OneCycleLR):
     def get_lr(self) -> list[float | Tensor]:
         """OneCycleLR's values times what auto-LR has found."""
         values: list[float | Tensor] = super().get_lr()
-        cycle = self._cycle
-        return values if cycle is None or not cycle.schedule.moved else cycle.schedule.covered(values)
+        if not hasattr(self, "_cycle") or not self._cycle.schedule.moved:
+            return values
+        return self._cycle.schedule.covered(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """OneCycleLR's state and the engine's, sealed."""
-        return self._engine.owner.pack({"curve": [self._curve_state()], "engine": self._engine.saved()})
+        """OneCycleLR's state and the loop's, with a checksum."""
+        return self._cycle.owner.pack({"curve": [self._curve_state()], "engine": self._cycle.saved()})
 
     def _curve_state(self) -> dict[str, Any]:
         return {name: value for name, value in super().state_dict().items() if name != "_cycle"}
@@ -234,13 +231,13 @@ class OneCycleAutoLR(Door, OneCycleLR):
         if _is_plain(state_dict):
             self._check_plain(state_dict)
             super().load_state_dict(state_dict)
-            self._engine.resume_at(self.last_epoch)
+            self._cycle.resume_at(self.last_epoch)
             return
-        state, _ = self._engine.owner.unpack(state_dict)
+        state, _ = self._cycle.owner.unpack(state_dict)
         check_fits("OneCycleAutoLR", {"curve": [], "engine": {}}, state)
-        self._engine.check_state(state["engine"])
+        self._cycle.check_state(state["engine"])
         super().load_state_dict(state["curve"][0])
-        self._engine.take_state(state["engine"])
+        self._cycle.take_state(state["engine"])
 
     def _check_plain(self, state: Mapping[str, Any]) -> None:
         """Nothing in a plain OneCycleLR's state says whether it is whole."""
@@ -251,11 +248,6 @@ class OneCycleAutoLR(Door, OneCycleLR):
                     f"OneCycleAutoLR.load_state_dict: {name} must be as when the state was saved, {saved}, "
                     f"got {mine}: the whole curve follows from it; begin a new run from the weights"
                 )
-
-    @property
-    def _engine(self) -> Cycle:
-        assert self._cycle is not None
-        return self._cycle
 
 
 #: OneCycleLR's own arguments; ``verbose``, which torch had until 2.6, prints and is left to it.
@@ -282,7 +274,7 @@ def _is_plain(state: object) -> bool:
 
 
 class _Curve:
-    """The OneCycleLR beneath it, as the engine's base schedule.
+    """The OneCycleLR beneath it, as the loop's base schedule.
 
     It computes each value from ``max_lr``, never from the last one, so that ``get_lr`` above can cover it.
     """
@@ -293,8 +285,16 @@ class _Curve:
         self.step = partial(OneCycleLR.step, scheduler)
 
 
-def _check_peak(max_lr: object, total_steps: object) -> None:
-    """A peak of NaN or infinity would be trained at without a word."""
+def _check(max_lr: object, total_steps: object, warmup_steps: object, decay: object, sync_every: int) -> None:
+    check_sync_every("OneCycleAutoLR", sync_every)
+    if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        raise ValueError(
+            "OneCycleAutoLR: auto_lr_warmup_steps (S_w) must be an integer of at least 0, "
+            f"got {warmup_steps!r}"
+        )
+    if decay not in ("schedule", "geometric", "literal"):
+        raise ValueError(f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}")
+    # torch would train at a peak of NaN or infinity without a warning.
     for peak in max_lr if isinstance(max_lr, (list, tuple)) else [max_lr]:
         if not isinstance(peak, (int, float, Tensor)) or not 0 <= float(peak) < math.inf:
             raise ValueError(
@@ -305,17 +305,6 @@ def _check_peak(max_lr: object, total_steps: object) -> None:
         raise ValueError(
             f"OneCycleAutoLR: total_steps must be an integer, or None beside epochs, got {total_steps!r}"
         )
-
-
-def _check(warmup_steps: object, decay: object, sync_every: int) -> None:
-    if not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise ValueError(
-            "OneCycleAutoLR: auto_lr_warmup_steps (S_w) must be an integer of at least 0, "
-            f"got {warmup_steps!r}"
-        )
-    if decay not in ("schedule", "geometric", "literal"):
-        raise ValueError(f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}")
-    check_sync_every("OneCycleAutoLR", sync_every)
 
 
 def _wrong_rank(rank: int, world_size: int, replicas: Replicas) -> str:

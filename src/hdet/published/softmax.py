@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
     "ControlState",
-    "Controller",
     "Decision",
     "SoftmaxController",
     "geometric_decay",
@@ -49,22 +47,8 @@ class Decision:
     clamped_from: float | None = None
 
 
-class Controller(ABC):
-    """Moves a scalar by the losses of the replicas that tried different values of it."""
-
-    #: Eq. 8's γ, the share of the value that each sync takes away, where the controller brings its own
-    #: decay; None where the value is a factor on a schedule that goes on running.
-    decay: float | None
-
-    @abstractmethod
-    def update(
-        self, state: ControlState, *, losses: Sequence[float], multipliers: Sequence[float]
-    ) -> Decision:
-        """One sync: replica r ran at ``state.value * multipliers[r]`` and saw ``losses[r]``."""
-
-
 @dataclass(frozen=True, slots=True)
-class SoftmaxController(Controller):
+class SoftmaxController:
     """Eq. 4–7 in float64.
 
     With ``η_r = η̄·ρ_r``: ``w = softmax((L̄ − L_r)/σ)``, ``Δ = Σ w_r η_r − mean η_r``,
@@ -74,7 +58,8 @@ class SoftmaxController(Controller):
         temperature: σ > 0, in units of the loss, or ``"auto"`` for the standard deviation of the losses.
         momentum: β in [0, 1).
         step_size: λ > 0.
-        decay: γ per sync (``geometric_decay``), or None to leave decay to the schedule.
+        decay: γ of Eq. 8, the share of the value that each sync takes away (``geometric_decay``); None
+            where the value is a factor on a schedule that goes on.
 
     >>> controller = SoftmaxController(temperature=0.1, momentum=0.0, step_size=1.0)
     >>> decision = controller.update(ControlState(1.0), losses=[2.0, 1.0], multipliers=[0.9, 1.1])
@@ -105,6 +90,7 @@ class SoftmaxController(Controller):
     def update(
         self, state: ControlState, *, losses: Sequence[float], multipliers: Sequence[float]
     ) -> Decision:
+        """One sync: replica r ran at ``state.value * multipliers[r]`` and saw ``losses[r]``."""
         voters = [r for r, loss in enumerate(losses) if math.isfinite(loss)]
         left_out = tuple(r for r in range(len(losses)) if r not in voters)
         decayed = state.value * (1 - (self.decay or 0.0))
@@ -143,7 +129,7 @@ def literal_decay(*, div_factor: float, final_div_factor: float, syncs: float) -
 
 
 def geometric_decay(*, div_factor: float, final_div_factor: float, syncs: float) -> float:
-    """γ of Eq. 8 mended: ``log(f_div·f_final)`` is the whole way from OneCycleLR's peak to its floor."""
+    """γ of Eq. 8 corrected: ``log(f_div·f_final)`` is the whole way from OneCycleLR's peak to its floor."""
     return 1 - math.exp(-math.log(div_factor * final_div_factor) / syncs)
 
 

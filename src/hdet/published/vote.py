@@ -1,7 +1,7 @@
 """The paper's policy (Eq. 4–8): each hyperparameter by itself, moved towards what the better replicas had.
 
-The equations stand in :mod:`hdet.published.softmax`. Here is what surrounds them: a learning rate is seen
-as a factor on its schedule, anything else as a distance along its coordinate (Remark 1)."""
+The equations are in :mod:`hdet.published.softmax`. This policy applies them: a learning rate is seen as a
+factor on its schedule, anything else as a distance along its coordinate (Remark 1)."""
 
 from __future__ import annotations
 
@@ -10,43 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from hdet.history import HyperparameterRecord
-from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
-from hdet.loop.comparison import Clock, Comparison
+from hdet.hyperparameters import Axis, GroupLearningRate
+from hdet.loop.comparison import Comparison
 from hdet.loop.policy import Context, Decided
-from hdet.probes import Probe
-from hdet.published.softmax import Controller, ControlState, Decision
+from hdet.published.softmax import ControlState, Decision, SoftmaxController
 
 __all__ = ["Vote"]
 
 
 class Vote(Comparison):
-    """One controller for every hyperparameter, each with a state of its own.
-
-    Args:
-        explore: what is moved.
-        clock: when rounds end.
-        controller: the rule.
-        probe: judges by held-out batches instead of the training loss.
-        act_from: S_w, the first step at which anything moves.
-    """
+    """One controller for every hyperparameter, each with a state of its own."""
 
     kind = "vote"
-
-    def __init__(
-        self,
-        explore: Sequence[Explorable],
-        clock: Clock,
-        controller: Controller,
-        *,
-        probe: Probe | None = None,
-        act_from: int = 0,
-    ) -> None:
-        super().__init__(explore, clock, probe=probe, act_from=act_from)
-        self._controller = controller
-        self._states: list[ControlState] = []
-
-    def facts(self) -> dict[str, str]:
-        return {**super().facts(), "controller": repr(self._controller)}
+    _controller: SoftmaxController
+    _states: list[ControlState]
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
         super().bind(axes, context)
@@ -95,7 +72,7 @@ class Vote(Comparison):
     ) -> Decision:
         """Remark 1: the same rule along the coordinate, which unlike the value may be 0 or below.
 
-        The controller's value is 1 plus the distance from the base, and begins anew at each base.
+        The controller's value is 1 plus the distance from the base, and starts again at each base.
         """
         offsets = tuple(1.0 + offset for offset in axis.offsets(levels))
         decision = self._controller.update(

@@ -109,11 +109,11 @@ def _perturb(
     for k, tensor in enumerate(tensors):
         if not own[k]:
             continue
-        place = tensor.device, weights[k][1]
-        if place not in generators:
-            key = hashlib.sha256(f"warm start\0{seed}\0{rank}{place[1]}".encode()).digest()
-            generators[place] = torch.Generator(tensor.device).manual_seed(int.from_bytes(key[:7], "big"))
+        shard = tensor.device, weights[k][1]
+        if shard not in generators:
+            key = hashlib.sha256(f"warm start\0{seed}\0{rank}{shard[1]}".encode()).digest()
+            generators[shard] = torch.Generator(tensor.device).manual_seed(int.from_bytes(key[:7], "big"))
         epsilon = torch.randn(
-            tensor.shape, generator=generators[place], device=tensor.device, dtype=torch.float32
+            tensor.shape, generator=generators[shard], device=tensor.device, dtype=torch.float32
         )
         tensor.add_(epsilon.mul_(noise * math.sqrt(means[k])).to(tensor.dtype))

@@ -1,12 +1,12 @@
 """AutoTune: one run that is given no learning rate, no regularisation and no number of steps.
 
-A door to the engine with two policies in the same windows: a horizon finds the learning rate and the end, a
+Two policies run in the same windows: a horizon finds the learning rate and the end, a
 regression moves everything else by what replicas that differ in it come to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch import nn
@@ -20,12 +20,13 @@ from hdet.autolr.search import Search
 from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate
 from hdet.loop.announce import Event
+from hdet.loop.checks import check_explore
 from hdet.loop.fan_out import Gradients
 from hdet.loop.policy import Policy
 from hdet.probes import Probe
 from hdet.removed import refuse_removed
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
-from hdet.tuning.in_windows import Beside, InTurn
+from hdet.tuning.policies import SequentialRegression, WindowRegression
 from hdet.tuning.regression import RegressionController
 
 __all__ = ["AutoTune"]
@@ -102,7 +103,7 @@ class AutoTune(Search):
         alone = replicas.size == 1
 
         def beside(horizon: Horizon) -> list[Policy]:
-            kind = InTurn if alone else Beside
+            kind = SequentialRegression if alone else WindowRegression
             return [kind(list(explore), horizon, regression or RegressionController())]
 
         super().__init__(
@@ -123,13 +124,9 @@ class AutoTune(Search):
         )
 
 
-def _check(explore: object, regression: object) -> None:
-    """Raise TypeError for what nobody could explore."""
-    if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
-        kind = type(explore).__name__
-        raise TypeError(
-            f"AutoTune: explore must be a list of hyperparameters, got {kind}; write [{kind}(...)]"
-        )
+def _check(explore: Sequence[Explorable], regression: object) -> None:
+    """Raise TypeError or ValueError for what nobody could explore."""
+    check_explore("AutoTune", explore)
     items = list(explore)
     if not items:
         raise ValueError(
@@ -143,7 +140,7 @@ def _check(explore: object, regression: object) -> None:
         )
     if regression is not None and not isinstance(regression, RegressionController):
         raise TypeError(
-            "AutoTune: regression must be a hdet.RegressionController, got "
+            "AutoTune: regression must be a hdet.tuning.regression.RegressionController, got "
             f"{type(regression).__name__}; rule= is the learning rate's"
         )
 

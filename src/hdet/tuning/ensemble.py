@@ -1,11 +1,11 @@
 """``Ensemble``: any scalar hyperparameters, explored by replicas and moved by their losses.
 
-A door to the engine: it chooses the one policy that its arguments describe.
+The loop itself (:class:`~hdet.loop.cycle.Cycle`), with the one policy that its arguments describe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate
 from hdet.loop.announce import Event
-from hdet.loop.checks import check_sync_every, check_together
+from hdet.loop.checks import check_explore, check_sync_every, check_together
 from hdet.loop.comparison import Fixed
 from hdet.loop.cycle import Cycle
 from hdet.loop.fan_out import Gradients
@@ -23,11 +23,11 @@ from hdet.loop.policy import Policy
 from hdet.loop.schedule import Schedule
 from hdet.loop.windows import Every
 from hdet.probes import Probe
-from hdet.published.softmax import Controller
+from hdet.published.softmax import SoftmaxController
 from hdet.published.vote import Vote
 from hdet.removed import refuse_removed
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
-from hdet.tuning.compare import Regression
+from hdet.tuning.policies import Regression
 from hdet.tuning.regression import RegressionController
 
 __all__ = ["Ensemble"]
@@ -47,7 +47,7 @@ class Ensemble(Cycle):
         total_steps: S, at which the replicas are converged even where T does not divide it.
 
         controller: *what moves.* The rule that moves the base values at each sync. None only fans out and
-            converges, but with a probe it is a :class:`RegressionController`.
+            converges, but with a probe it is a :class:`~hdet.tuning.regression.RegressionController`.
         probe: judges replicas by held-out batches instead of the training loss, regularisers off.
         control_after: S_w, the first step at which the controller acts.
         design: how values are dealt to replicas: ``"permutation"`` (the paper), ``"orthogonal"``, or by
@@ -60,9 +60,9 @@ class Ensemble(Cycle):
         replicas: given instead of ``process_group`` by those who bring their own.
 
         seed: of the reassignments. No global random state is read or written.
-        history: a JSONL file to which rank 0 appends every :class:`SyncRecord`; or a
+        history: a JSONL file to which rank 0 appends every :class:`~hdet.history.SyncRecord`; or a
             callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
-        on_event: called with every :class:`Event` at the end of its step, on every rank.
+        on_event: called with every :class:`~hdet.loop.announce.Event` at the end of its step, on every rank.
 
     What the forward pass reads (dropout, label smoothing, temperature) holds this replica's own value while
     training goes on. :meth:`at_base` shows the base values, for an evaluation or a checkpoint;
@@ -90,7 +90,7 @@ class Ensemble(Cycle):
         schedule: Schedule | None = None,
         sync_every: int = 1000,
         total_steps: int | None = None,
-        controller: Controller | RegressionController | None = None,
+        controller: SoftmaxController | RegressionController | None = None,
         probe: Probe | None = None,
         control_after: int = 0,
         design: Design | None = None,
@@ -103,11 +103,7 @@ class Ensemble(Cycle):
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         optimizer = unwrapped("Ensemble", optimizer)
-        if isinstance(explore, Explorable) or not isinstance(explore, Iterable):
-            raise TypeError(
-                f"Ensemble: explore must be a list of hyperparameters, got {type(explore).__name__}; write "
-                f"[{type(explore).__name__}(...)]"
-            )
+        check_explore("Ensemble", explore)
         if replicas is None:
             replicas = replicas_of("Ensemble", optimizer, model=model, process_group=process_group)
         facts = {"sync_every": repr(sync_every), "control_after": repr(control_after)}
@@ -142,10 +138,10 @@ def _check(sync_every: int, schedule: object, total_steps: object, controller: o
         )
     if total_steps is not None and not isinstance(total_steps, (int, float)):
         raise TypeError(f"Ensemble: total_steps must be an integer, or None, got {total_steps!r}")
-    if controller is not None and not isinstance(controller, (Controller, RegressionController)):
+    if controller is not None and not isinstance(controller, (SoftmaxController, RegressionController)):
         raise TypeError(
-            "Ensemble: controller must be a hdet.SoftmaxController or a hdet.RegressionController, got "
-            f"{controller!r}"
+            "Ensemble: controller must be a hdet.published.softmax.SoftmaxController or a "
+            f"hdet.tuning.regression.RegressionController, got {controller!r}"
         )
     check_sync_every("Ensemble", sync_every)
 
@@ -153,7 +149,7 @@ def _check(sync_every: int, schedule: object, total_steps: object, controller: o
 def _policy(
     explore: Sequence[Explorable],
     rounds: Every,
-    controller: Controller | RegressionController | None,
+    controller: SoftmaxController | RegressionController | None,
     probe: Probe | None,
     act_from: int,
 ) -> Policy:

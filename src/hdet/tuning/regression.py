@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 __all__ = [
     "AxisState",
@@ -27,7 +28,7 @@ __all__ = [
 _NOISE_MEMORY = 0.9
 #: A round's own slope that is so many of its errors away from 0 is no noise.
 _CONTRADICTION = 3.0
-#: How far above the middle a loss may stand, in units of what is usual.
+#: How far above the median a loss may be, in units of the usual deviation.
 _LOUDEST = 5.0
 #: The square of a larger loss is no float any more.
 _TOO_LARGE = 1e150
@@ -36,13 +37,12 @@ _SINGULAR = 1e-9
 #: slopes since. Moves that each follow one significant round would wander without an end where there is no
 #: effect at all: one round in three is significant by chance.
 _LEASH, _CERTAIN = 2.0, 3.0
-_NUMBERS = ("spread", "narrowest", "widest", "information", "evidence", "information_squared")
-_SINCE = ("away", "information_since", "evidence_since")
 
 
 @dataclass(frozen=True, slots=True)
 class AxisState:
-    """What is remembered of one hyperparameter: its spread, and the evidence of past rounds, fading.
+    """What is remembered of one hyperparameter: its spread, and the evidence of past rounds, fading. A saved
+    state has the fields in this order.
 
     With the weights w_k = φ^age/var_k of past slopes g_k: ``information`` = Σ w_k, ``evidence`` = Σ w_k·g_k,
     and ``information_squared`` = Σ φ^age·w_k gives the variance of their mean; all in units of the noise.
@@ -75,10 +75,8 @@ class RegressionState:
     def to_rows(self) -> list[list[float | None]]:
         """Plain numbers, for a checkpoint."""
         rows: list[list[float | None]] = [[self.noise, self.freedom]]
-        for axis in self.axes:
-            last = axis.last or (None, None)
-            numbers, since = ([getattr(axis, name) for name in names] for names in (_NUMBERS, _SINCE))
-            rows.append([*numbers, float(axis.direction), *last, *since])
+        for *first, direction, last, away, information, evidence in map(astuple, self.axes):
+            rows.append([*first, float(direction), *(last or (None, None)), away, information, evidence])
         return rows
 
     @classmethod
@@ -87,10 +85,10 @@ class RegressionState:
         (noise, freedom), *others = rows
         axes = []
         for row in others:
-            (*numbers, direction, slope, variance), since = row[: len(_NUMBERS) + 3], row[len(_NUMBERS) + 3 :]
-            last = None if slope is None or variance is None else (slope, variance)
-            known = dict(zip((*_NUMBERS, *_SINCE), (*numbers, *since), strict=True))
-            axes.append(AxisState(**known, direction=int(direction or 0), last=last))  # type: ignore[arg-type]
+            *first, direction, slope, variance, away, information, evidence = row
+            last = None if slope is None else (slope, variance)
+            values: list[Any] = [*first, int(direction or 0), last, away, information, evidence]
+            axes.append(AxisState(*values))
         return cls(tuple(axes), noise or 0.0, freedom or 0.0)
 
 
@@ -98,7 +96,7 @@ class RegressionState:
 class Estimate:
     """What is known of one hyperparameter: the slope of the loss along its coordinate, and its error.
 
-    ``move`` is by how much the base shall go, along the coordinate; NaN stands where nothing is known.
+    ``move`` is by how much the base shall go, along the coordinate; NaN where nothing is known.
     """
 
     slope: float
@@ -198,7 +196,7 @@ class RegressionController:
         if fitted is None:
             unknown = tuple(Estimate(math.nan, math.nan, 0.0) for _ in offsets)
             known = sum(map(math.isfinite, losses))
-            why = f"{known} replicas do not tell {len(explored)} hyperparameters apart: nothing moves"
+            why = f"{known} replicas do not separate {len(explored)} hyperparameters: nothing moves"
             narrower = replace(state, axes=tuple(self._narrowed(axis, lost) for axis in state.axes))
             return RegressionDecision(narrower, unknown, capped, why if explored else "")
         state = _with_noise(state, fitted, explored)
@@ -218,12 +216,12 @@ class RegressionController:
     def _remember(self, axis: AxisState, slope: float, variance: float, deviation: float) -> AxisState:
         """Pool a round's slope with those before, by precision and age.
 
-        What contradicts them beyond doubt is no noise: the value has passed its best, or what is best has
+        What clearly contradicts them is no noise: the value has passed its best, or what is best has
         changed, and the rounds before are forgotten.
         """
         weight = 1 / variance
-        beyond_doubt = abs(slope) >= _CONTRADICTION * deviation * math.sqrt(variance)
-        memory = 0.0 if beyond_doubt and slope * axis.evidence < 0 else self.memory
+        certain = abs(slope) >= _CONTRADICTION * deviation * math.sqrt(variance)
+        memory = 0.0 if certain and slope * axis.evidence < 0 else self.memory
         return replace(
             axis,
             information=memory * axis.information + weight,

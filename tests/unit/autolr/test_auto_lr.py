@@ -17,6 +17,8 @@ from torch.optim import AdamW, lr_scheduler
 import hdet
 from hdet import AutoLR, Probe
 from hdet.autolr.shapes import WarmStableDecay
+from hdet.history import SyncRecord
+from hdet.published.softmax import SoftmaxController
 from tests.unit.training import (
     OPTIMIZERS,
     TASK,
@@ -52,7 +54,7 @@ class Point(nn.Module):
         return 0.5 * (self.curvatures * self.x**2).sum()
 
 
-def descend(curvatures: list[float], lr: float, steps: int = 1000) -> tuple[Point, list[hdet.SyncRecord]]:
+def descend(curvatures: list[float], lr: float, steps: int = 1000) -> tuple[Point, list[SyncRecord]]:
     point = Point(curvatures)
     optimizer = torch.optim.SGD(point.parameters(), lr=lr)
     auto = hdet.AutoLR(optimizer, probe=hdet.Probe(point, lambda k: k, model=point), total_steps=steps)
@@ -100,7 +102,7 @@ def test_two_dimensions_without_noise_lose_little_to_the_best_learning_rate(curv
 # ---------------------------------------------------------------------- a noisy one, and a sweep
 
 
-def search(kind: str, lr: float, steps: int = TASK.steps) -> tuple[nn.Module, list[hdet.SyncRecord]]:
+def search(kind: str, lr: float, steps: int = TASK.steps) -> tuple[nn.Module, list[SyncRecord]]:
     model = TASK.build(0)
     optimizer = OPTIMIZERS[kind](model.parameters(), lr=lr)
     probe = hdet.Probe(lambda batch: TASK.loss(model, batch), TASK.probe(0), model=model)
@@ -437,9 +439,9 @@ def test_the_training_loss_is_not_needed_but_recorded() -> None:
 def test_the_history_is_written(tmp_path: Any) -> None:
     path = tmp_path / "history.jsonl"
     run = Training(history=path).run(60)
-    from hdet.history import read
+    from hdet.history import read_history
 
-    assert decisions(read(path)) == decisions(run.records)
+    assert decisions(read_history(path)) == decisions(run.records)
 
 
 def test_an_error_of_the_probe_that_is_caught_does_not_end_the_search() -> None:
@@ -487,7 +489,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"schedule": None}, ValueError, "schedule must be one of .* got None"),
     ({"schedule": "cosine", "total_steps": None}, ValueError, "'cosine' needs total_steps; only 'wsd' runs"),
     ({"schedule": other_optimizer()}, ValueError, "a scheduler of this optimizer, got one of another"),
-    ({"rule": hdet.SoftmaxController()}, TypeError, "HorizonController, got SoftmaxController"),
+    ({"rule": SoftmaxController()}, TypeError, "HorizonController, got SoftmaxController"),
     ({"offload": "host"}, TypeError, "offload must be True or False, got 'host'"),
     ({"patience": 0}, ValueError, "patience must be an integer of at least 1, or None, got 0"),
     ({"patience": 2.5}, ValueError, "patience must be an integer of at least 1, or None, got 2.5"),

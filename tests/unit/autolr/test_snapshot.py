@@ -15,6 +15,7 @@ from torch.optim import SGD
 
 import hdet
 from hdet.autolr.snapshot import Snapshot
+from hdet.history import SyncRecord
 from tests.states import there_and_back
 from tests.unit.training import fixed_windows
 
@@ -221,7 +222,7 @@ class Run:
         self.auto = fixed_windows(EVERY, self.optimizer, probe=probe, **settings)
         self.step = 0
 
-    def __call__(self) -> hdet.SyncRecord | None:
+    def __call__(self) -> SyncRecord | None:
         train_step(self.model, self.optimizer, self.step)
         by = self.poison(self.step)
         if by is not None:
@@ -230,7 +231,7 @@ class Run:
         self.step += 1
         return self.auto.step()
 
-    def until_a_record(self, at_most: int) -> hdet.SyncRecord:
+    def until_a_record(self, at_most: int) -> SyncRecord:
         for _ in range(at_most):
             if (record := self()) is not None:
                 return record

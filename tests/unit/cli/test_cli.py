@@ -193,7 +193,7 @@ def test_demo_shows_tables_sentences_and_a_report(tmp_path, monkeypatch):
     assert rows.count("max_lr") == 4
     assert lines[-1] == f"The report: {tmp_path / 'report.html'}"
     assert "AutoTune" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    alone, together = (history.read(tmp_path / f"{name}.jsonl") for name in ("autolr", "autotune"))
+    alone, together = (history.read_history(tmp_path / f"{name}.jsonl") for name in ("autolr", "autotune"))
     assert (alone[-1].step, len(alone[-1].losses), len(together[-1].losses)) == (40, 1, 2)
     assert {seen.name for seen in together[-1].hyperparameters} == {"lr/0", "weight_decay"}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=5.0)

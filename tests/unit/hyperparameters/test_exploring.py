@@ -13,6 +13,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 import hdet
+from hdet.published.softmax import SoftmaxController
+from hdet.tuning.regression import RegressionController
 from tests.fakes import Alike, Attention
 from tests.states import inside
 from tests.unit.hyperparameters.scenes import hold, train, weights
@@ -32,7 +34,7 @@ class Noisy(Alike):
 # ---------------------------------------------------------------------- bounds
 
 
-@pytest.mark.parametrize("controller", [hdet.SoftmaxController("auto"), hdet.RegressionController()])
+@pytest.mark.parametrize("controller", [SoftmaxController("auto"), RegressionController()])
 def test_no_controller_drives_a_value_out_of_its_bounds(controller: Any) -> None:
     """Whatever the losses say, as wide as an adaptive spread may get."""
     model = nn.ModuleDict({"drop": nn.Dropout(0.05), "attention": Attention(torch.tensor(0.5))})
@@ -110,7 +112,7 @@ class Run:
             self.optimizer,
             explored[:1] + explored[:0:-1] if reverse else explored,
             sync_every=2,
-            controller=controller or hdet.RegressionController(),
+            controller=controller or RegressionController(),
             replicas=Noisy(3, 8),
         )
 
@@ -134,7 +136,7 @@ class Run:
         }
 
 
-@pytest.mark.parametrize("controller", [hdet.RegressionController(), hdet.SoftmaxController("auto")])
+@pytest.mark.parametrize("controller", [RegressionController(), SoftmaxController("auto")])
 def test_a_resumed_run_goes_on_as_the_unbroken_one(controller: Any) -> None:
     """Through JSON: base values, spreads and what the controller remembers."""
     unbroken = Run(controller=controller)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from hdet.hyperparameters import ScalarAxis
-from hdet.hyperparameters.axis import Place
+from hdet.hyperparameters.axis import Location
 from hdet.hyperparameters.scales import LogScale, Scale
 from hdet.loop.levels import levels
 
@@ -44,7 +44,7 @@ def test_values_never_leave_their_bounds() -> None:
             place["value"] = value
             put.append(value)
 
-        axis = ScalarAxis("x", [Place(lambda place=place: place["value"], write)], scale, 0.5)
+        axis = ScalarAxis("x", [Location(lambda place=place: place["value"], write)], scale, 0.5)
         for _ in range(5):
             rounds += 1
             axis.spread = draw.choice([0.0, 10 ** draw.uniform(-3, math.log10(50))])

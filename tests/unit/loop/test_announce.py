@@ -18,10 +18,11 @@ from torch import nn
 
 import hdet
 from hdet import history
-from hdet.history import HyperparameterRecord, SyncRecord
+from hdet.history import HyperparameterRecord, SyncRecord, read_history
 from hdet.loop import announce
-from hdet.loop.announce import Announcer, command, events_of, memory_bytes
+from hdet.loop.announce import Announcer, Event, command, events_of, memory_bytes
 from hdet.loop.policy import Decided
+from hdet.published.softmax import SoftmaxController
 from tests import ROOT
 from tests.fakes import Alike, Faster
 from tests.unit.training import Training
@@ -49,7 +50,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- log lines
 
 
-def test_a_doubt_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     optimizer, ensemble = made(replicas=Alike(rank=0))
     steps(optimizer, ensemble, 6)
     for record in ensemble.history:
@@ -156,7 +157,7 @@ def test_a_disk_that_is_full_for_a_while_is_told_with_the_lines_it_cost(
         full.setattr(history, "write", half)
         steps(*run, 3)
     steps(*run, 2)
-    assert [record.step for record in hdet.read_history(path)] == [1, 2, 6, 7]
+    assert [record.step for record in read_history(path)] == [1, 2, 6, 7]
     notes = [line for line in lines_of(path) if "kind" in line]
     assert [note["kind"] for note in notes] == ["run", "lost"]
     assert notes[1]["lines"] == 3
@@ -177,7 +178,7 @@ def test_a_run_that_goes_on_says_from_which_step(tmp_path: Path) -> None:
     runs = [line for line in lines_of(path) if line.get("kind") == "run"]
     assert [run.get("resumed_at") for run in runs] == [None, 3]
     assert runs[0]["id"] != runs[1]["id"]
-    assert [record.step for record in hdet.read_history(path)] == [1, 2, 3, 4, 5]
+    assert [record.step for record in read_history(path)] == [1, 2, 3, 4, 5]
 
 
 def test_memory_is_what_this_process_holds() -> None:
@@ -202,12 +203,12 @@ def test_a_command_names_no_folder_outside(monkeypatch: pytest.MonkeyPatch, tmp_
 # ---------------------------------------------------------------------- events
 
 
-def kinds(events: list[hdet.Event]) -> set[str]:
+def kinds(events: list[Event]) -> set[str]:
     return {event.kind for event in events}
 
 
 def test_a_search_tells_of_moves_of_the_best_and_of_its_end() -> None:
-    events: list[hdet.Event] = []
+    events: list[Event] = []
     run = Training(on_event=events.append).run(200)
     assert kinds(events) == {"moved", "best", "end"}
     moved = [event for event in events if event.kind == "moved"]
@@ -224,9 +225,9 @@ def test_a_search_tells_of_moves_of_the_best_and_of_its_end() -> None:
 
 def test_weights_that_go_back_are_told_when_they_are_back() -> None:
     """When it is called weights, optimizer and learning rate are those that training goes on from."""
-    seen: list[tuple[hdet.Event, float, float]] = []
+    seen: list[tuple[Event, float, float]] = []
 
-    def look(event: hdet.Event) -> None:
+    def look(event: Event) -> None:
         if event.kind == "back":
             norm = max(float(p.detach().abs().max()) for p in run.model.parameters())
             seen.append((event, norm, run.auto.get_last_lr()[0]))
@@ -244,10 +245,10 @@ def test_weights_that_go_back_are_told_when_they_are_back() -> None:
 @pytest.mark.parametrize("door", ["Ensemble", "OneCycleAutoLR"])
 def test_the_other_doors_have_the_same_words(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on a rank that does not speak."""
-    events: list[hdet.Event] = []
+    events: list[Event] = []
     run: Any
     if door == "Ensemble":
-        controller = hdet.SoftmaxController(temperature="auto")
+        controller = SoftmaxController(temperature="auto")
         options: Any = {"replicas": Faster(), "total_steps": 10, "on_event": events.append}
         optimizer, run = made(controller=controller, sync_every=4, **options)
     else:
@@ -269,17 +270,17 @@ def test_what_a_sync_has_brought_is_told_in_order() -> None:
     lost = "replica 1 left out of the mean: its loss is nan"
     decided = Decided((one,), events=("back to the weights of step 2",), best=True, went_back=True)
     assert events_of(record, decided, [lost]) == [
-        hdet.Event("lost", 4, lost, record),
-        hdet.Event("best", 4, "the probe's loss is 0.5, the best so far", record),
-        hdet.Event("back", 4, "back to the weights of step 2", record),
-        hdet.Event("moved", 4, "lr/0 from 0.1 to 0.2", record),
+        Event("lost", 4, lost, record),
+        Event("best", 4, "the probe's loss is 0.5, the best so far", record),
+        Event("back", 4, "back to the weights of step 2", record),
+        Event("moved", 4, "lr/0 from 0.1 to 0.2", record),
     ]
 
 
 def test_one_that_raises_is_logged_once_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[str] = []
 
-    def fail(event: hdet.Event) -> None:
+    def fail(event: Event) -> None:
         calls.append(event.kind)
         raise KeyError("mine")
 
@@ -294,7 +295,9 @@ def test_one_that_raises_is_logged_once_and_training_goes_on(caplog: pytest.LogC
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Ensemble: on_event must be a function of one hdet.Event, got list"):
+    with pytest.raises(
+        TypeError, match=r"Ensemble: on_event must be a function of one hdet.loop.announce.Event, got list"
+    ):
         made(on_event=[])
 
 
@@ -350,7 +353,7 @@ def test_where_it_is_no_news_nothing_is_told(
 
 def test_what_a_run_held_is_not_kept_for_its_warning() -> None:
     class Holder:
-        def __call__(self, event: hdet.Event) -> None: ...
+        def __call__(self, event: Event) -> None: ...
 
     holder = Holder()
     kept = weakref.ref(holder)

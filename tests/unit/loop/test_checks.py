@@ -15,6 +15,7 @@ from hdet import AutoLR
 from hdet.loop.checks import Agreement, OneSearch
 from hdet.loop.comparison import Fixed
 from hdet.loop.fan_out import FanOut
+from hdet.loop.policy import Context
 from hdet.loop.windows import Every
 from tests.fakes import Alike
 from tests.unit.training import X, network, probe_of, squared, train
@@ -35,13 +36,14 @@ class Two(Alike):
 
 
 def agreement(
-    model: nn.Module, replicas: Two, **how: bool
+    model: nn.Module, replicas: Two, *, own_gradients: bool = False, diverges: bool = True
 ) -> tuple[Agreement, FanOut, Fixed, torch.optim.Optimizer]:
     optimizer = SGD(model.parameters(), lr=0.1)
     policy = Fixed([hdet.LearningRate(spread=0.5)], Every(4))
     fan_out = FanOut(policy.explore[0].bind(optimizer), arms=2, arm=0, design="permutation", seed=0)
-    how = {"own_gradients": False, "diverges": True, **how}
-    return Agreement("Here", replicas, optimizer, fan_out, [policy], **how), fan_out, policy, optimizer
+    how = diverges, tuple, fan_out.silenced, own_gradients
+    context = Context("Here", optimizer, replicas, None, *how)
+    return Agreement(context, fan_out, [policy]), fan_out, policy, optimizer
 
 
 # ---------------------------------------------------------------------- at every sync
@@ -115,7 +117,7 @@ def test_replicas_are_compared_once_where_they_began() -> None:
     found.forget()
     assert found.check_start() is True, "a warm start's noise"
     for other in (nn.Linear(1, 1), nn.Linear(50, 50), nn.LayerNorm(2)):
-        agreement(other, replicas, own_gradients=True)[0].doubt()
+        agreement(other, replicas, own_gradients=True)[0].warning()
     assert len({len(row) for row in replicas.rows}) == 1, "as many numbers whatever the model"
 
 

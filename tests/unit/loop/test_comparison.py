@@ -15,8 +15,12 @@ from torch import Tensor, nn
 
 import hdet
 from hdet.hyperparameters import Axis
-from hdet.loop.comparison import HeldOut, judge
+from hdet.loop.comparison import Comparison, judge
 from hdet.loop.fan_out import FanOut
+from hdet.loop.policy import Context
+from hdet.loop.windows import Every
+from hdet.published.softmax import SoftmaxController
+from hdet.published.vote import Vote
 from hdet.replicas import SoloReplica
 
 numbers = st.floats(-100, 100)
@@ -45,6 +49,14 @@ def test_a_replica_whose_probe_was_not_finite_has_no_say(lost: float) -> None:
     one_another, level = judge([(1.0, math.nan), (2.0, math.nan)])
     assert one_another == (1.0, 2.0)
     assert math.isnan(level)
+
+
+def compared(probe: hdet.Probe, fan_out: FanOut) -> Comparison:
+    """A policy that compares replicas by a probe."""
+    policy = Vote([], Every(1), SoftmaxController(), probe=probe)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    policy.bind([], Context("test", optimizer, SoloReplica(), None, True, tuple, fan_out.silenced))
+    return policy
 
 
 class Functional(nn.Module):
@@ -82,7 +94,7 @@ class Set:
             axes += item.bind(optimizer)
         self.fan_out = FanOut(axes, arms=4, arm=2, design="orthogonal", seed=3)
         self.probe = hdet.Probe(self.loss, self.batch, model=self.model, per_sync=2)
-        self.held_out = HeldOut(self.probe, self.fan_out.silenced, SoloReplica())
+        self.held_out = compared(self.probe, self.fan_out)
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -159,6 +171,6 @@ def test_one_batch_without_a_finite_loss_makes_the_replica_unknown() -> None:
         lambda batch: batch, [torch.tensor(1.0), torch.tensor(math.inf)], model=model, per_sync=2
     )
     fan_out = FanOut([], arms=2, arm=0, design="permutation", seed=0)
-    held_out = HeldOut(probe, fan_out.silenced, SoloReplica())
+    held_out = compared(probe, fan_out)
     assert math.isnan(held_out.at_own()[0])
     assert math.isnan(held_out.at_mean()[0])

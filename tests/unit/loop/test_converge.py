@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import AdamW, NAdam
 
 import hdet
-from hdet.loop.converge import Converge
+from hdet.loop.converge import Converge, FiniteBuffers
 from tests.fakes import Alike, Faster
 
 
@@ -77,3 +78,26 @@ def test_the_gauge_follows_parameters_into_new_memory() -> None:
         predicted += [max(record.distance_predicted)] if record else []
     assert predicted[0] == pytest.approx(predicted[-1], rel=1e-5)
     assert predicted[-1] > 0
+
+
+# ---------------------------------------------------------------------- which buffers must stay finite
+
+
+def test_what_was_given_so_is_not_judged_and_what_became_so_is() -> None:
+    mask, mean, count = torch.full((3, 3), -math.inf), torch.zeros(3), torch.tensor(1)
+    buffers = FiniteBuffers()
+    assert buffers.judged([mask, mean, count]) == [mean, count]
+    mean[1] = math.nan
+    assert buffers.judged([mask, mean, count]) == [mean, count]
+
+
+def test_a_mask_that_grows_is_seen_again() -> None:
+    buffers = FiniteBuffers()
+    empty = torch.zeros(0)
+    assert buffers.judged([empty]) == [empty]
+    assert buffers.judged([torch.full((4, 4), -math.inf)]) == []
+
+
+def test_eight_bits() -> None:
+    few = torch.zeros(3, dtype=torch.float8_e4m3fn)
+    assert FiniteBuffers().judged([few]) == [few]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hdet
+from hdet.history import SyncRecord
 from hdet.loop import cycle as loop
 from hdet.loop.comparison import Fixed
 from hdet.loop.cycle import Cycle
@@ -84,7 +85,7 @@ def build(*policies: Policy, total_steps: int | None = None) -> tuple[Any, Cycle
     optimizer = torch.optim.SGD([weight], lr=0.1)
     cycle = Cycle(optimizer, policies, Alike(), total_steps=total_steps)
 
-    def step() -> hdet.SyncRecord | None:
+    def step() -> SyncRecord | None:
         weight.grad = torch.ones(2)
         optimizer.step()
         return cycle.step()

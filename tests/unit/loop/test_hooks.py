@@ -318,7 +318,7 @@ class Flagged:
 
     def __init__(self, *, reads_flags: bool = True) -> None:
         self.optimizer = Skipping()
-        announcer = Announcer("test", speaks=False)
+        announcer = Announcer("test", writes=False)
         fan_out = FanOut([], arms=1, arm=0, design="permutation", seed=0)
         detach: Any = weakref.WeakMethod(self.detach)
         self.hooks = StepHooks(

@@ -16,6 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 import hdet
 from hdet import AutoLR, Probe
 from hdet.autolr.shapes import WarmStableDecay
+from hdet.history import SyncRecord
 from hdet.loop.optimizers import JointOptimizer, unwrapped
 from tests.unit.training import X, decisions, network, probe_of, searched, squared
 
@@ -133,7 +134,7 @@ class Pair:
             AdamW([{"params": rest, "lr": lrs[1]}, {"params": self.model[4].parameters(), "lr": lrs[2]}]),
         ]
         self.settings = {"total_steps": 200, **options}
-        self.records: list[hdet.SyncRecord] = []
+        self.records: list[SyncRecord] = []
         self.lrs: list[list[float]] = []
         self.at = 0
         self.poison = -1

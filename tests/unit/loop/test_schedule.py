@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 
 import hdet
 from hdet.loop.schedule import CoveredSchedule
+from hdet.published.softmax import SoftmaxController
 from tests.fakes import Alike, Faster
 from tests.unit.training import Training, network, probe_of, train
 
@@ -35,7 +36,7 @@ def test_any_torch_schedule_is_followed_by_one_factor(name: str) -> None:
     plain = build()
     curve = SCHEDULES[name](plain)
     optimizer = build()
-    controller = hdet.SoftmaxController(temperature=0.1)
+    controller = SoftmaxController(temperature=0.1)
     ensemble = hdet.Ensemble(
         optimizer,
         [hdet.LearningRate(spread=0.2)],
@@ -178,7 +179,7 @@ def one_cycle() -> None:
 def with_a_schedule() -> None:
     weight, optimizer = weights_of()
     schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
-    controller = hdet.SoftmaxController(temperature="auto")
+    controller = SoftmaxController(temperature="auto")
     run = hdet.Ensemble(
         optimizer, schedule=schedule, controller=controller, sync_every=4, replicas=Faster(), total_steps=20
     )
@@ -208,7 +209,7 @@ def test_a_users_schedule_beside_a_controller_that_moves_the_rate_is(
     schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
     replicas = Faster()
     replicas.rank = 0  # type: ignore[misc]  # the one that speaks
-    controller = hdet.SoftmaxController(temperature="auto")
+    controller = SoftmaxController(temperature="auto")
     run = hdet.Ensemble(optimizer, controller=controller, sync_every=4, replicas=replicas)
     steps(weight, optimizer, run, 4, schedule)
     assert told(caplog) == []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,14 +48,3 @@ def test_fixed_windows() -> None:
     assert ends(Windows(first=25, share=0.0), 110) == [25, 50, 75, 100]
     assert ends(Windows(first=25, share=0.0, last=110), 200) == [25, 50, 75, 110], "a rest of 10 is added"
     assert ends(Windows(first=25, share=0.0, last=115), 200) == [25, 50, 75, 100, 115], "one of 15 is not"
-
-
-@pytest.mark.parametrize(("options", "words"), [
-    ({"first": 0}, "first must be an integer of at least 1, got 0"),
-    ({"first": 2.5}, "first must be an integer of at least 1, got 2.5"),
-    ({"share": -0.1}, r"share must be in \[0, 1\], got -0.1"),
-    ({"share": 1.5}, r"share must be in \[0, 1\], got 1.5"),
-])  # fmt: skip
-def test_bad_windows(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Windows(**options)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.loop.levels import multipliers
 from hdet.published.softmax import ControlState, SoftmaxController, geometric_decay, literal_decay
+from tests.fakes import multipliers
 
 # (max − min)/σ stays below 600, beyond which the naive formula of the test overflows.
 distinct = st.lists(st.floats(-10, 10), min_size=2, max_size=9, unique=True)

@@ -74,4 +74,4 @@ def test_steps_that_do_not_count_raise_an_alert(tmp_path: Path) -> None:
     training.auto.step()  # no optimizer step since the last
     found = seen(*map(json.loads, path.read_text().splitlines()))
     assert [alert.kind for alert in found] == ["steps not counted"]
-    assert hdet.history.read(path) == []
+    assert hdet.history.read_history(path) == []

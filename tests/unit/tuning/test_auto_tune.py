@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import hdet
-from hdet.tuning.in_windows import windows_in_turn
+from hdet.autolr.rule import HorizonController
+from hdet.history import SyncRecord
+from hdet.tuning.policies import windows_in_turn
 
 SIZE, STEPS = 4, 240
 
@@ -65,7 +67,7 @@ class Run:
 
         return of(self.model, pair) if self.replicas is None else self.replicas.losses(of, pair)
 
-    def step(self, step: int) -> hdet.SyncRecord | None:
+    def step(self, step: int) -> SyncRecord | None:
         torch.manual_seed(step)
         self.optimizer.zero_grad()
         self.loss(batch(step)).sum().backward()
@@ -76,7 +78,7 @@ class Run:
         return [p.detach().clone() for group in self.optimizer.param_groups for p in group["params"]]
 
 
-def records_of(run: Run, begin: int = 0, end: int = STEPS) -> list[hdet.SyncRecord]:
+def records_of(run: Run, begin: int = 0, end: int = STEPS) -> list[SyncRecord]:
     found = [run.step(step) for step in range(begin, end)]
     return [replace(record, milliseconds=0.0) for record in found if record is not None]
 
@@ -250,8 +252,8 @@ def test_too_few_replicas_are_told_with_the_number_needed() -> None:
 
 
 def test_the_rules_are_not_confused() -> None:
-    with pytest.raises(TypeError, match=r"regression must be a hdet.RegressionController.*rule= is the"):
-        Run(1, regression=hdet.HorizonController())
+    with pytest.raises(TypeError, match=r"regression must be a .*RegressionController.*rule= is the"):
+        Run(1, regression=HorizonController())
 
 
 def test_without_a_number_of_steps_it_ends_by_itself() -> None:

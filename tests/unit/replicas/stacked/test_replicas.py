@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
+from hdet.tuning.regression import RegressionController
 from tests.stacks import alone, batches, loss_fn, mlp, normed, rows_of, stack, train
 
 # ---------------------------------------------------------------------- a row is a replica
@@ -252,7 +253,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(gradients: Any, tmp_path: Any) -> Non
             explore,
             gradients=gradients,
             sync_every=4,
-            controller=hdet.RegressionController(),
+            controller=RegressionController(),
             schedule=torch.optim.lr_scheduler.StepLR(replicas.optimizer, 1, 0.9),
         )
         return replicas, ensemble

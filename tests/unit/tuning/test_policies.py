@@ -19,7 +19,7 @@ from hdet.hyperparameters import Axis
 from hdet.loop.levels import orthogonal, permuted
 from hdet.loop.policy import Seen
 from hdet.loop.windows import Every
-from hdet.tuning.compare import Regression
+from hdet.tuning.policies import Regression
 from hdet.tuning.regression import RegressionController
 from tests.fakes import bound
 
@@ -140,7 +140,7 @@ def test_who_was_not_heard_in_full_and_what_was_not_seen_stands_in_the_events() 
     rows = permuted(8, ["x", "y"], seed=0, round=0)  # Eq. 1 for both: they go together
     steered = steering.move(rows, (1.0, math.nan, *map(float, range(6))))
     assert any("replica 1 is heard, but not as loud: its loss is nan" in event for event in steered.events)
-    assert any("7 replicas do not tell 2 hyperparameters apart" in event for event in steered.events)
+    assert any("7 replicas do not separate 2 hyperparameters" in event for event in steered.events)
     assert [axis.base for axis in axes] == [0.0, 0.0]
 
 
@@ -185,9 +185,9 @@ def test_a_resumed_steering_goes_on_as_the_unbroken_one() -> None:
 
 def test_a_state_of_fewer_hyperparameters_says_nothing_to_a_regression() -> None:
     optimizer = AdamW([nn.Parameter(torch.zeros(1))], weight_decay=0.1)
-    one = bound(Regression([], Every(1), hdet.RegressionController()), hdet.WeightDecay().bind(optimizer))
+    one = bound(Regression([], Every(1), RegressionController()), hdet.WeightDecay().bind(optimizer))
     axes = [*hdet.WeightDecay().bind(optimizer), *hdet.Betas(2).bind(optimizer)]
-    two = bound(Regression([], Every(1), hdet.RegressionController()), axes)
+    two = bound(Regression([], Every(1), RegressionController()), axes)
     fresh = two.state_dict()["joint"]
     two.load_state_dict({**two.state_dict(), "joint": one.state_dict()["joint"]})
     assert two.state_dict()["joint"] == fresh

@@ -19,7 +19,7 @@ from hdet.loop.levels import orthogonal
 from hdet.loop.policy import Context, Seen
 from hdet.loop.windows import Windows
 from hdet.replicas import SoloReplica
-from hdet.tuning.in_windows import Beside, InTurn
+from hdet.tuning.policies import SequentialRegression, WindowRegression
 from hdet.tuning.regression import RegressionController
 from tests.states import there_and_back
 
@@ -37,7 +37,7 @@ class Path:
         return True
 
 
-def beside(kind: type[Beside] = Beside) -> tuple[Any, Path, SimpleNamespace]:
+def beside(kind: type[WindowRegression] = WindowRegression) -> tuple[Any, Path, SimpleNamespace]:
     place = SimpleNamespace(value=1.0)
     dial = hdet.Hyperparameter(
         "dial",
@@ -83,7 +83,7 @@ def test_while_it_learns_everything_counts_until_it_has_been_seen_to_stop() -> N
     assert place.value > high
 
 
-def test_spreads_begin_anew_where_it_stands() -> None:
+def test_spreads_start_again_where_it_stands() -> None:
     policy, path, _ = beside()
     for k in range(1, 12):
         window(policy, k, (-1.0) ** k)  # signs that turn make it narrow
@@ -118,7 +118,7 @@ def test_its_moves_are_explained_by_their_slopes() -> None:
 
 def test_in_turn_neighbours_are_compared_by_shares() -> None:
     """A window that gains twice as much at the high value as at the low one, while all gain less and less."""
-    policy, _, place = beside(InTurn)
+    policy, _, place = beside(SequentialRegression)
     loss = 100.0
     for k in range(1, 14):
         level = 1.0 if k % 4 in (1, 2) else -1.0
@@ -129,7 +129,7 @@ def test_in_turn_neighbours_are_compared_by_shares() -> None:
 
 
 def test_in_turn_what_was_undone_is_compared_with_nothing() -> None:
-    policy, _, _ = beside(InTurn)
+    policy, _, _ = beside(SequentialRegression)
     policy.decide(Seen(10, 1000, [(1.0,)], (0.0,), [[5.0, 5.0]]))()
     policy.decide(Seen(20, 1000, [(-1.0,)], (0.0,), [[4.0, 4.0]]))()
     policy.missed(30)

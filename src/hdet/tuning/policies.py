@@ -1,11 +1,15 @@
-"""Regression beside a horizon: in its windows, on its path, by its batches.
+"""All hyperparameters at once, each by its slope: losses are regressed on the values that led to them.
 
-Where there are several replicas they are compared with one another (:class:`Beside`). One alone tries values
-one window after the other (:class:`InTurn`), which tells less, and later.
+The estimate is in :mod:`hdet.tuning.regression`; these policies apply it along each one's coordinate.
+``Ensemble`` compares replicas every T steps (:class:`Regression`). ``AutoTune`` decides in the windows of
+AutoLR's policy, by the means over them: several replicas are compared with one another
+(:class:`WindowRegression`); one alone tries values one window after the other
+(:class:`SequentialRegression`), which tells less, and later.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,16 +19,63 @@ from torch import Tensor
 
 from hdet.autolr.policy import Horizon
 from hdet.hyperparameters import Axis, Explorable
-from hdet.loop.comparison import mean_loss
+from hdet.loop.comparison import Comparison, mean_loss
 from hdet.loop.policy import Context, Decided, Seen
-from hdet.tuning.compare import Regression
-from hdet.tuning.regression import RegressionController
+from hdet.tuning.regression import RegressionController, RegressionState
 
-__all__ = ["Beside", "InTurn", "windows_in_turn"]
+__all__ = ["Regression", "SequentialRegression", "WindowRegression", "windows_in_turn"]
 
 
-class Beside(Regression):
-    """Replicas explore while a horizon searches, and each is judged at its own mean over the window.
+class Regression(Comparison):
+    """One controller for all hyperparameters together; their spreads follow what could be seen."""
+
+    kind = "regression"
+    estimates_jointly = True
+    _moves_at_the_end = False
+    _controller: RegressionController
+    _state: RegressionState
+
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
+        super().bind(axes, context)
+        self._state = self._controller.start([axis.spread for axis in axes], [axis.widest for axis in axes])
+
+    def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
+        offsets = [axis.offsets(row) for axis, row in zip(self.axes, levels, strict=True)]
+        return self.apply(levels, losses, offsets)
+
+    def apply(
+        self,
+        levels: Sequence[tuple[float, ...]],
+        losses: tuple[float, ...],
+        offsets: Sequence[tuple[float, ...]],
+    ) -> Decided:
+        """Move each by what the controller makes of ``losses`` at ``offsets``."""
+        seen = self.before(levels)
+        decision = self._controller.update(self._state, losses=losses, offsets=offsets)
+        self._state = decision.state
+        records = []
+        for before, estimate, known in zip(seen, decision.estimates, decision.state.axes, strict=True):
+            before.axis.shift(estimate.move)
+            before.axis.spread = known.spread
+            records.append(before.record(delta=estimate.move, slope=estimate.slope, error=estimate.error))
+        events = [f"replica {r} is heard, but not as loud: its loss is {losses[r]}" for r in decision.capped]
+        events += [decision.why] if decision.why else []
+        moved = [e.slope * e.move for e in decision.estimates if e.move]
+        return Decided(tuple(records), events=tuple(events), explained=math.fsum(moved))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "joint": self._state.to_rows()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        saved = RegressionState.from_rows(state["joint"])
+        # Slopes of other hyperparameters say nothing here.
+        if len(saved.axes) == len(self._state.axes):
+            self._state = saved
+
+
+class WindowRegression(Regression):
+    """Replicas explore while the learning rate is searched; each is judged at its own mean over the window.
 
     Args:
         explore: what is moved.
@@ -32,7 +83,6 @@ class Beside(Regression):
         controller: the rule.
     """
 
-    probes = True
     #: Whether there was a window in which the learning rate had nothing left to gain.
     _stood = False
 
@@ -41,7 +91,7 @@ class Beside(Regression):
     ) -> None:
         super().__init__(explore, horizon.windows, controller)
         self._horizon = horizon
-        self.needs_loss = False
+        self.probes, self.needs_loss = True, False
 
     def facts(self) -> dict[str, str]:
         return {"regression controller": repr(self._controller)}
@@ -52,7 +102,6 @@ class Beside(Regression):
             raise ValueError(
                 f"{context.caller}: the horizon must come first among the policies, got it later"
             )
-        self._held_out = _AtWindowMean(self._horizon)
         self._first_spreads = [axis.spread for axis in axes]
 
     def start(self, step: int) -> None:
@@ -64,12 +113,22 @@ class Beside(Regression):
     def end_at(self, step: int) -> None:
         self.start(step)
 
+    def at_own(self) -> list[float | Tensor]:
+        """A mean is finite only if every iterate was: a lost replica shows here."""
+        self.own_loss = None
+        self.own_loss = _mean_of_each(self._horizon.losses_at_own_mean())
+        return [self.own_loss]
+
+    def at_mean(self) -> list[float | Tensor]:
+        """The horizon has measured it, on the same batches."""
+        return [_mean_of_each(self._horizon.mean_losses)]
+
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
-        """While a model learns, whatever slows it down looks bad, also what would let it come further. Once
-        it has been seen where it stops improving, only windows that do not improve decide."""
+        """Early on, regularisation looks bad because it slows learning, even where it helps later. So once a
+        window did not improve, only such windows decide."""
         stands = not self._horizon.improves
         if stands and not self._stood:
-            # What was seen until now was of how fast it learns: evidence and spreads begin anew.
+            # What was seen until now was of how fast it learns: evidence and spreads start again.
             self._stood = True
             self._state = self._controller.start(self._first_spreads, [axis.widest for axis in self.axes])
         if self._stood and not stands:
@@ -85,7 +144,7 @@ class Beside(Regression):
 
 
 def windows_in_turn(hyperparameters: int) -> int:
-    """How many windows a decision takes: their differences tell the hyperparameters, a trend and noise apart.
+    """How many windows a decision takes: their differences separate the hyperparameters, a trend and noise.
 
     >>> windows_in_turn(1), windows_in_turn(3), windows_in_turn(6)
     (4, 8, 12)
@@ -93,7 +152,7 @@ def windows_in_turn(hyperparameters: int) -> int:
     return 4 * -(-(hyperparameters + 3) // 4)
 
 
-class InTurn(Beside):
+class SequentialRegression(WindowRegression):
     """One replica tries values one window after the other; what a window gained speaks for those it had.
 
     A block of windows has each value high as often as low, in an order that tells all of them apart. Two
@@ -115,7 +174,7 @@ class InTurn(Beside):
         self._before: float | None = None
         self._last: tuple[float, list[float]] | None = None
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         names = ", ".join(axis.name for axis in self.axes)
         return [
             f"one replica alone tries {names} in turn, and decides every {self._length} windows; with "
@@ -136,7 +195,7 @@ class InTurn(Beside):
         return replace(decided, held_out=(own,), held_out_mean=mean)
 
     def missed(self, step: int) -> None:
-        """The weights are others than those that the last window left."""
+        """The weights are not those that the last window left."""
         super().missed(step)
         self._forget()
 
@@ -150,13 +209,13 @@ class InTurn(Beside):
 
     def _move_block(self, seen: Seen) -> Decided:
         worse = tuple(found for found, _ in self._block)
-        columns = [tuple(values) for values in zip(*(apart for _, apart in self._block), strict=True)]
+        columns = [tuple(values) for values in zip(*(differ for _, differ in self._block), strict=True)]
         self._block, self._last = [], None  # offsets are from another base from now on
         # A slope of shares is no loss: nothing is explained by it.
         return replace(self.apply(seen.levels, worse, columns), explained=0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        block = [[worse, list(apart)] for worse, apart in self._block]
+        block = [[worse, list(differ)] for worse, differ in self._block]
         last = None if self._last is None else [self._last[0], list(self._last[1])]
         return {**super().state_dict(), "before": self._before, "last": last, "block": block}
 
@@ -164,31 +223,10 @@ class InTurn(Beside):
         super().load_state_dict(state)
         self._before, last = state["before"], state["last"]
         self._last = None if last is None else (last[0], list(last[1]))
-        self._block = [(worse, list(apart)) for worse, apart in state["block"]]
-
-
-class _AtWindowMean:
-    """The loss at the mean of the window: one replica's own, then that of all; on the batches that choose.
-
-    Args:
-        horizon: whose mean it is, and who has measured that of all replicas by the time it is asked for.
-    """
-
-    def __init__(self, horizon: Horizon) -> None:
-        self._horizon = horizon
-        self.own_loss: float | Tensor | None = None
-
-    def at_own(self) -> list[float | Tensor]:
-        """A mean is finite only if every iterate was: who was lost is seen here."""
-        self.own_loss = None
-        self.own_loss = _mean_of_each(self._horizon.losses_at_own_mean())
-        return [self.own_loss]
-
-    def at_mean(self) -> list[float | Tensor]:
-        return [_mean_of_each(self._horizon.mean_losses)]
+        self._block = [(worse, list(differ)) for worse, differ in state["block"]]
 
 
 def _mean_of_each(losses: Sequence[float | Tensor]) -> float | Tensor:
-    """Over batches; where there are several replicas here, for each of them."""
+    """Over batches; where this process holds several replicas, for each of them."""
     rows = [loss for loss in losses if isinstance(loss, Tensor)]
     return torch.stack(rows).mean(0) if rows else mean_loss([float(loss) for loss in losses])
