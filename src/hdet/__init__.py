@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from hdet.autolr.best_mean import BestMean
     from hdet.autolr.find import Found, find
     from hdet.autolr.guard import Guard
-    from hdet.autolr.replay import replay
     from hdet.autolr.rule import HorizonController
+    from hdet.autolr.schedule import replay
     from hdet.history import HorizonRecord, HyperparameterRecord, SyncRecord, read_history
     from hdet.hyperparameters import (
         Betas,
@@ -74,7 +74,7 @@ _HOMES = {
     "Loaded": "saving",
     "load": "saving",
     "save": "saving",
-    "replay": "autolr.replay",
+    "replay": "autolr.schedule",
     "warm_start_": "published.warm_start",
 }
 

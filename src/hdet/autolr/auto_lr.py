@@ -13,9 +13,8 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.autolr.arguments import take_optimizers
 from hdet.autolr.rule import HorizonController
-from hdet.autolr.search import Search
+from hdet.autolr.search import Search, take_optimizers
 from hdet.history import History
 from hdet.loop.announce import Event
 from hdet.probes import Probe

@@ -15,7 +15,7 @@ from hdet.probes import Probe
 from hdet.probes.batch_contents import fingerprint
 from hdet.probes.overlap import WIDTH, Overlap
 
-__all__ = ["ProbeChecks", "average", "other_loss"]
+__all__ = ["ProbeChecks", "other_loss"]
 
 logger = logging.getLogger("hdet")
 
@@ -137,10 +137,10 @@ def other_loss(training: Sample, probe: Sample) -> str:
     if probe.count < _ENOUGH and training.mean:  # so few may be alike by chance
         relative = training.spread * min(1, abs(probe.mean / training.mean))
         probe = replace(probe, spread=max(probe.spread, relative))
-    apart = abs(training.mean - probe.mean)
+    difference = abs(training.mean - probe.mean)
     one = training.spread <= _ONE * abs(training.mean)
     least = (_SHARE_OF_ONE if one else _SHARE) * min(abs(training.mean), abs(probe.mean))
-    if not apart > max(_ERRORS * math.hypot(training.error, probe.error), least):  # NaN is not known
+    if not difference > max(_ERRORS * math.hypot(training.error, probe.error), least):  # NaN is not known
         return ""
     return (
         f"at the same weights the training loss is {training.mean:.4g} and that of the probe "
@@ -149,8 +149,3 @@ def other_loss(training: Sample, probe: Sample) -> str:
         "or the weights know the training data from before. The learning rate is fitted to the probe's loss: "
         "harmless if intended"
     )
-
-
-def average(losses: Sequence[float]) -> float:
-    """The mean; NaN where one of them is not finite, or there is none."""
-    return math.fsum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else math.nan

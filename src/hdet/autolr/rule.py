@@ -23,12 +23,12 @@ from typing import Literal
 
 from hdet.autolr.choice import mean_of, standard_error
 
-__all__ = ["COMES_DOWN", "HorizonController", "HorizonDecision", "HorizonState", "Window"]
+__all__ = ["DECAYS", "HorizonController", "HorizonDecision", "HorizonState", "Window"]
 
 Action = Literal["scale", "up", "down", "hold", "back"]
 
-#: Why nothing moves in the descent.
-COMES_DOWN = "the schedule comes down"
+#: Why nothing moves in the decay; reports match this sentence.
+DECAYS = "the schedule comes down"
 #: Windows that only bring the weights to speed, before any noise is judged.
 _SCALING_WINDOWS = 3
 _SCALING_STEP = math.log(3.0)
@@ -69,7 +69,7 @@ class Window:
         next_step: t′, where the next window ends.
         total_steps: S, or None while nobody knows.
         displacement: ‖m − p‖ / ‖p‖.
-        apart: steps between the middles of this window and the one before.
+        steps_between: from the middle of the window before to that of this one.
         previous, mean: the loss of each probe batch at p and m; not read in the first window, and empty there
             unless others than these weights were compared.
         end: the loss at e, of the same batches, or of those that ``mean_there`` has the loss at m of.
@@ -83,7 +83,7 @@ class Window:
     next_step: int
     total_steps: int | None
     displacement: float
-    apart: float
+    steps_between: float
     previous: Sequence[float] = ()
     mean: Sequence[float] = ()
     end: Sequence[float] = ()
@@ -100,7 +100,7 @@ class Window:
     @property
     def speed(self) -> float:
         """v: by how much of their own norm the weights would move in the whole run at this pace."""
-        return self.displacement * (self.step / self.share) / self.apart
+        return self.displacement * (self.step / self.share) / self.steps_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class HorizonState:
     """What is remembered between two windows.
 
     ``value`` is the factor on the schedule; ``pace`` the speed that a unit of it gave the weights so far;
-    ``ceiling`` a value that they exploded at; ``cap`` one that a search which began anew never exceeds.
+    ``ceiling`` a value that they exploded at; ``cap`` one that a restarted search never exceeds.
     ``first_loss`` is where the judged windows began."""
 
     value: float
@@ -166,7 +166,7 @@ class HorizonController:
 
     >>> controller = HorizonController()
     >>> state = HorizonState(1e-3, windows=9, first_loss=4.0)
-    >>> seen = Window(step=100, next_step=120, total_steps=2000, displacement=0.02, apart=18,
+    >>> seen = Window(step=100, next_step=120, total_steps=2000, displacement=0.02, steps_between=18,
     ...               previous=[2.0], mean=[1.9], end=[1.92])
     >>> decision = controller.update(state, seen)
     >>> decision.action, round(decision.lag, 2), round(decision.tolerated, 1)
@@ -245,14 +245,14 @@ class HorizonController:
         return _moved(seen, change)
 
     def descend(self, state: HorizonState, window: Window) -> HorizonDecision:
-        """One window of the descent: the factor stays, unless the window leads back."""
+        """One window of the decay: the factor stays, unless there is a rollback."""
         if not window.mean:
-            return HorizonDecision(state, "hold", window.speed, why=COMES_DOWN)
+            return HorizonDecision(state, "hold", window.speed, why=DECAYS)
         gap, progress = _gap(window), _progress(window)
         if window.step != window.total_steps and self._relapsed(state, window, descends=True):
             return self._back(state, window.speed, _BACK, mean_of(gap), mean_of(progress))
         state = replace(state, last_gap=mean_of(gap), backs=0)
-        return HorizonDecision(state, "hold", window.speed, mean_of(gap), mean_of(progress), why=COMES_DOWN)
+        return HorizonDecision(state, "hold", window.speed, mean_of(gap), mean_of(progress), why=DECAYS)
 
     def retreat(self, state: HorizonState, *, slower: bool = True) -> HorizonState:
         """From the best weights on; ``slower``: with a smaller factor that does not grow back to what it
@@ -314,7 +314,7 @@ class HorizonController:
         """Not finite, or L(m) above L(p) by more than noise explains: that of the probe, and of the start.
 
         A loss that rises while the weights travel as before is no explosion: the data are used up, say, and
-        going back would not mend it.
+        going back would not help.
         """
         # Weights that no probe batch uses may have blown up although every loss is finite.
         if not all(map(math.isfinite, (window.speed, *window.mean, *window.end))):
@@ -331,7 +331,7 @@ class HorizonController:
             return False
         usual = None if state.pace is None else state.pace * state.value * math.exp(max(window.rise, 0.0))
         thrown = usual is not None and window.speed > _THROWN * usual
-        # In the descent the weights slow down by themselves, and overfitting is not held up by a retreat.
+        # In the decay the weights slow down by themselves, and overfitting is not held up by a retreat.
         share = 0.5 if descends else self.relapse
         # What rises again at a third of the rate, and was not thrown, is no explosion either.
         if state.first_loss is None:
