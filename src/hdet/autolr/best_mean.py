@@ -120,7 +120,7 @@ class BestMean:
 
     def _follow(self) -> bool:
         """Follow what is trained now; whether that has changed. Where a layer was unfrozen, which has moved
-        by now, the choice starts over: nobody knows what it was."""
+        by now, the choice starts over: what it was is not known."""
         if not any(parameter.requires_grad for parameter in self._parameters):
             raise ValueError("BestMean.step: model must train something, and all its parameters are frozen")
         before = set(self._window.numbers)

@@ -41,7 +41,7 @@ class Clock:
 
     Args:
         windows: how long they are while the search lasts.
-        total_steps: S, or None while nobody knows.
+        total_steps: S, or None while it is not known.
         searching: whether the search goes on; else the schedule decays.
         origin: the step at which this search began.
         began, end: of the window; no ``end`` where none is in progress.

@@ -102,7 +102,7 @@ def find(
     probe, rest = Probe.set_aside(loss_fn, loader, model=model, batches=batches, per_sync=batches // 2)
     snapshot = Snapshot(every, model, offload=True)
     snapshot.take()
-    rates = [lr.clone() if isinstance(lr := group["lr"], Tensor) else lr for group in every.param_groups]
+    rates = [float(group["lr"]) for group in every.param_groups]
     try:
         auto = AutoLR(optimizer, probe=probe, total_steps=steps, patience=None)
         return _search(auto, probe, loss_fn, rest, steps, on_step)

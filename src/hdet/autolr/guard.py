@@ -98,6 +98,8 @@ class Guard:
         self._replicas.agree("Guard", {"sync_every": repr(sync_every), "judged by": judged})
         self._window = WindowLoop(Clock(Windows(first=sync_every, share=0.0)))
         self._window.weights = [local(parameter) for parameter in every_parameter(every)]
+        self._window.clock.begin(0)
+        self._window.open()
         self._snapshot = Snapshot(every, model, offload=offload)
         #: Steps counted so far, and how often training was taken back.
         self.steps = self.backs = 0

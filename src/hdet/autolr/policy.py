@@ -368,7 +368,7 @@ class Horizon(Policy):
             if total is None or step < total / 3:
                 logger.warning(
                     "%s: the schedule is below %d %% of its peak after %d steps: the search for its size "
-                    "ends here",
+                    "ends",
                     self._context.caller,
                     100 * DECAY,
                     step,

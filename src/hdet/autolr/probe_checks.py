@@ -56,7 +56,7 @@ class ProbeChecks:
 
     def row(self) -> list[float]:
         """What this rank has seen of samples that are trained on; the same length on all ranks."""
-        return self._overlap.row()
+        return [] if self._overlap.settled else self._overlap.row()
 
     def judge(self, seen: Seen, windows: Sequence[Window], *, judged: bool) -> tuple[str, ...]:
         """New warnings; raises for what cannot be used where windows are ``judged``."""
@@ -72,7 +72,8 @@ class ProbeChecks:
 
     def drew(self, count: int) -> None:
         """The probe is about to measure so many batches."""
-        self._overlap.prepare()
+        if not self._overlap.settled:
+            self._overlap.prepare()
         self._drawn += count
         if self._drawn >= _SAME_BATCH and not self._compared_batches:
             self._compared_batches = True

@@ -115,11 +115,12 @@ class Search(Door, LRScheduler):
             # _check has raised for total_steps=None with every shape that needs an end.
             self._shape = SHAPES[schedule](total_steps)  # type: ignore[arg-type]
             self._driver = DrawnShape(every, self._shape, sizes)
+        last = self._shape.decay_from if isinstance(self._shape, WarmStableDecay) else None
         self._horizon = Horizon(
             [LearningRate(spread=0.0)],
             probe,
             rule or HorizonController(),
-            Windows(first=shortest_window(every, total_steps), last=self._decay_from),
+            Windows(first=shortest_window(every, total_steps), last=last),
             offload=offload,
             patience=patience,
             sizes=sizes,
@@ -158,7 +159,7 @@ class Search(Door, LRScheduler):
         """Call after ``optimizer.step()``, of several after that of the last; returns the record of a window
         when one has ended.
 
-        The training loss is not needed; given, its mean stands in the record, and that of the first window is
+        The training loss is not needed; given, its mean is in the record, and that of the first window is
         compared with the probe's at the same weights. Between windows nothing waits for the device.
         """
         cycle = self._cycle
@@ -278,11 +279,6 @@ class Search(Door, LRScheduler):
             self._cycle.note("handed", weights=asdict(self._finished))
         return self._finished
 
-    @property
-    def _decay_from(self) -> int | None:
-        """The step at which a ``"wsd"`` begins to decay."""
-        return self._shape.decay_from if isinstance(self._shape, WarmStableDecay) else None
-
     def _warn_of_late_group(self, lr: float) -> None:
         self._said_late_group = True
         logger.warning(
@@ -338,13 +334,14 @@ class Search(Door, LRScheduler):
                 f"steps, and this is step {self.steps}: there is no learning rate yet to decay from"
             )
         # Where it decays already, it decays from its present height.
-        self._cool(self.steps, self.steps + steps, self._shape(self.steps))
+        self._change_shape(WarmStableDecay(self.steps + steps, self.steps, self._shape(self.steps)))
         self._cycle.end_search()
 
-    def _cool(self, start: int, end: int, height: float) -> None:
+    def _change_shape(self, shape: WarmStableDecay) -> None:
         assert isinstance(self._driver, DrawnShape)
-        self._shape = self._driver.shape = WarmStableDecay(end, start, height)
-        self._cycle.end_at(end)
+        assert shape.total_steps is not None
+        self._shape = self._driver.shape = shape
+        self._cycle.end_at(shape.total_steps)
 
     def export(self, path: str | PathLike[str]) -> None:
         """Write the learning rate of every step so far as JSON, for :func:`hdet.replay`."""
@@ -393,7 +390,7 @@ class Search(Door, LRScheduler):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`, after model and optimizers have been loaded. Another
-        ``total_steps`` than before counts from here on, where the schedule is ``"wsd"``. Raises for what
+        ``total_steps`` than before counts from now on, where the schedule is ``"wsd"``. Raises for what
         cannot be loaded, and then changes nothing."""
         decays = isinstance(self._shape, WarmStableDecay)
         state, before = self._owner.unpack(state_dict, free={"total_steps"} if decays else ())
@@ -409,8 +406,8 @@ class Search(Door, LRScheduler):
         # The optimizer may have been loaded before this object was made, which then wrote its own.
         for group, lr in zip(self._optimizer.param_groups, state["lr"], strict=False):
             set_lr(group, lr)
-        if end is not None and end.shape.decay_from is not None and end.shape.total_steps is not None:
-            self._cool(end.shape.decay_from, end.shape.total_steps, end.shape.height)
+        if end is not None and end.shape.total_steps is not None:
+            self._change_shape(end.shape)
             if end.over:
                 self._cycle.end_search(meet=False)
             if end.new:

@@ -107,7 +107,7 @@ def test_a_schedule_that_falls_at_once_is_said_to_end_the_search(caplog: pytest.
     optimizer = SGD(model.parameters(), 0.1)
     auto = AutoLR(optimizer, total_steps=300, probe=probe_of(model), schedule=ExponentialLR(optimizer, 0.97))
     train(model, optimizer, auto, 60)
-    assert "the search for its size ends here" in caplog.text
+    assert "the search for its size ends" in caplog.text
 
 
 # ---------------------------------------------------------------------- groups

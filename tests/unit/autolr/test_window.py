@@ -115,6 +115,16 @@ def loop_of(weights: list[Tensor], steps: int) -> WindowLoop:
     return loop
 
 
+def test_weights_that_diverge_end_the_window_early() -> None:
+    weight = torch.ones(4)
+    loop = loop_of([weight], 40)
+    loop.open(size=2.0)
+    assert not any(loop.add() for _ in range(12))
+    weight.data.fill_(math.inf)
+    taken = 13 + [loop.add() for _ in range(12)].index(True)
+    assert loop.clock.end == taken < 40
+
+
 def test_weights_may_be_pointed_elsewhere_between_two_windows() -> None:
     weight = nn.Parameter(torch.zeros(2))
     mean = WindowMean([weight])
