@@ -247,20 +247,12 @@ class Incumbent:
             self.weights.offer(candidate, mean)
 
     def offer(
-        self,
-        step: int,
-        losses: list[float],
-        chosen: Sequence[float],
-        mean: Mapping[int, Tensor],
-        chosen_end: Sequence[float],
-        end: Mapping[int, Tensor] | None,
+        self, step: int, losses: list[float], chosen: Sequence[float], mean: Mapping[int, Tensor]
     ) -> None:
-        """What a window leaves behind, to be returned one day: its mean, and the end of the run."""
+        """The mean of a window, with the losses as in :meth:`start`."""
         candidate = Candidate(step, "mean", tuple(chosen))
         self.weights.offer(candidate, mean)
         self._search, _ = self._search.offered(candidate)
-        if end is not None:
-            self.weights.offer(Candidate(step, "end", tuple(chosen_end)), end)
         self.previous = losses
         if self.best is None or mean_of(losses) < mean_of(self.best):
             self.best = losses

@@ -21,13 +21,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal
 
 from torch import Tensor
 
 from hdet.autolr.best import BestWeights, Incumbent
-from hdet.autolr.choice import mean_of
+from hdet.autolr.choice import Candidate, mean_of
 from hdet.autolr.clock import DECAY, Clock, Curve
 from hdet.autolr.probe_checks import ProbeChecks
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
@@ -41,7 +41,7 @@ from hdet.loop.policy import Before, Context, Decided, Policy, Seen
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
 
-__all__ = ["Factors", "Horizon", "PointLosses"]
+__all__ = ["Factors", "Horizon", "split_rows"]
 
 logger = logging.getLogger("hdet")
 
@@ -85,8 +85,8 @@ class Horizon(Policy):
         self._clock, self._factors = Clock(windows), Factors(sizes)
         self._patience, self._offload = patience, offload
         self._states: list[HorizonState] = []
-        #: On how many batches e was measured at this sync, and whether the run ends with it.
-        self._few, self._ends = 0, False
+        #: What a row of this sync holds, and how many numbers of each.
+        self._widths: dict[str, int] = {}
         #: Whether the last window was better than all before, or nothing has been learnt yet.
         self.improves = True
         #: At the mean of all replicas, at the last sync.
@@ -230,43 +230,37 @@ class Horizon(Policy):
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """Once the replicas are averaged: this rank's losses at m on all batches; at e, the present weights,
-        on a few, once windows are compared; how far m is from p; and the losses that weights are chosen by,
-        where those are others. :class:`PointLosses` reads them."""
+        on a few, once windows are compared; how far m is from p; and, where weights are deployed with running
+        statistics, the losses with those, by which weights are chosen."""
         best, ends, few = self.incumbent.weights, self._clock.ends_run, 0
         if self.incumbent.previous is not None and any(state.windows > 0 for state in self._states):
             few = self._probe.choosing  # e may be returned at the end of the run; elsewhere some will do
             few = few if ends else min(max(2, self._clock.length // _STEPS_PER_BATCH), few)
-        self._few, self._ends = few, ends
         self._path.converge()
         with self._context.regularisers_off():
             self._checks.drew(few)
-            at_end = best.measure(few) if few else []
+            measured: dict[str, Sequence[float | Tensor]] = {
+                "mean": (),
+                "end": best.measure(few) if few else (),
+            }
             with self._window.at_mean():
-                self.mean_losses = best.measure()
-            row = [*self.mean_losses, *at_end, *self._path.displacements()]
+                measured["mean"] = self.mean_losses = best.measure()
+            measured["displacements"] = self._path.displacements()
             if self.incumbent.deployed:
-                row += best.measure_deployed(refresh=False) if ends and few else []
+                measured["chosen end"] = best.measure_deployed(refresh=False) if ends and few else ()
                 with self._window.at_mean():
-                    row += best.measure_deployed(refresh=True)
-        return [*row, *self._checks.row()]
+                    measured["chosen"] = best.measure_deployed(refresh=True)
+        self._widths = {name: len(part) for name, part in measured.items()}
+        return [*chain.from_iterable(measured.values()), *self._checks.row()]
 
     # ------------------------------------------------------------------ 2. decide
 
     def decide(self, seen: Seen) -> Callable[[], Decided]:
         """The rule's decision for each factor, and whether the weights go back."""
         before, self.improves = self.before(seen.levels), True
-        losses = PointLosses(
-            seen.rows,
-            factors=len(self._states),
-            batches=self._probe.choosing,
-            few=self._few,
-            deployed=self.incumbent.deployed,
-            ends=self._ends,
-            previous=self.incumbent.previous,
-        )
-        compared = self.incumbent.best, self._curve.rise(self._learning_rates[0].curve), seen.explained
-        windows = losses.windows(self._clock, seen.step, self._previous_middle, *compared)
-        doubts = self._checks.judge(seen, windows, judged=losses.judged)
+        losses = split_rows(seen.rows, self._widths)
+        windows = self._windows(seen, losses)
+        doubts = self._checks.judge(seen, windows, judged=bool(losses["end"]))
         # No factor moves once the schedule decays.
         rule = self._controller.update if self._clock.searching else self._controller.descend
         decisions = [
@@ -289,6 +283,29 @@ class Horizon(Policy):
                 )
             plan = self._remember(plan, losses)
         return partial(self._apply, replace(plan, events=(*doubts, *plan.events)))
+
+    def _windows(self, seen: Seen, losses: Mapping[str, list[float]]) -> list[Window]:
+        """What the window showed of each optimizer's weights."""
+        clock, step, judged, factors = self._clock, seen.step, bool(losses["end"]), len(self._states)
+        after = clock.after(step) or step + (step - clock.began)
+        window = partial(
+            Window,
+            step - clock.origin,
+            after - clock.origin,
+            None if clock.total_steps is None else clock.total_steps - clock.origin,
+            rise=self._curve.rise(self._learning_rates[0].curve),
+            explained=seen.explained,
+            previous=(judged and self.incumbent.previous) or (),
+            mean=losses["mean"],
+            end=losses["end"],
+            mean_there=[loss for row in seen.rows for loss in row[: self._widths["end"]]],
+            best=(judged and self.incumbent.best) or (),
+        )
+        moved = [losses["displacements"][i::factors] for i in range(factors)]
+        return [
+            window(math.fsum(of_ranks) / len(of_ranks), (clock.began + 1 + step) / 2 - middle)
+            for of_ranks, middle in zip(moved, self._previous_middle, strict=True)
+        ]
 
     def _plan_rollback(self, plan: _Plan) -> _Plan:
         """A rollback to the window's start, with smaller factors where the loss rose; where rollbacks have
@@ -315,7 +332,7 @@ class Horizon(Policy):
             )
         return replace(plan, events=(f"{rose}: no way back ({tried}), {rate}",))
 
-    def _remember(self, plan: _Plan, losses: PointLosses) -> _Plan:
+    def _remember(self, plan: _Plan, losses: Mapping[str, list[float]]) -> _Plan:
         """Offer the window's mean as the best weights. Where training has fallen behind the best, it returns
         to them or, with time enough, to the beginning, with a smaller factor, unless something else has been
         moved since that may do better. The steps taken are spent."""
@@ -323,12 +340,16 @@ class Horizon(Policy):
         decisions = self._factors.as_one(self._states, plan.decisions)
         plan = replace(plan, decisions=decisions, states=[decision.state for decision in decisions])
         incumbent, window = self.incumbent, self._window
-        mean = window.by_number(window.mean.tensors)
-        if not losses.judged:
-            incumbent.start(self._clock.began, losses.mean, losses.chosen, mean)
+        mean, chosen = window.by_number(window.mean.tensors), losses.get("chosen") or losses["mean"]
+        if not losses["end"]:
+            incumbent.start(self._clock.began, losses["mean"], chosen, mean)
             return plan
-        end = window.by_number(window.weights) if step == plan.seen.total_steps else None
-        incumbent.offer(step, losses.mean, losses.chosen, mean, losses.chosen_end, end)
+        incumbent.offer(step, losses["mean"], chosen, mean)
+        if step == plan.seen.total_steps:
+            chosen_end = losses.get("chosen end") or losses["end"]
+            incumbent.weights.offer(
+                Candidate(step, "end", tuple(chosen_end)), window.by_number(window.weights)
+            )
         rises = any(decision.action in ("up", "scale") for decision in decisions)
         used = [state.value for state in self._states]
         incumbent.count(step, used, rises=rises, moved=explained != 0)
@@ -462,87 +483,17 @@ class _Plan:
     best: bool = False
 
 
-class PointLosses:
-    """Losses at m and e, on the batches of all ranks in turn, and those that were measured at p before.
+def split_rows(rows: Sequence[Sequence[float]], widths: Mapping[str, int]) -> dict[str, list[float]]:
+    """What the rows of all ranks hold, by name: of the first rank, then of the next.
 
-    A row holds L(m) of all batches; L(e) of the first few; the displacements; then, where weights are chosen
-    by other losses than these (they are deployed with running statistics), those at the end of the run and
-    at m.
-
-    Args:
-        rows: of every rank.
-        factors: how many displacements there are, one for each optimizer.
-        batches: to choose by, on every rank.
-        few: of them e was measured on; none before windows are compared.
-        deployed: whether weights are chosen by other losses, those with running statistics.
-        ends: whether this is the run's last window, whose end is a candidate, too.
-        previous: L(p), which was L(m) in the window before.
+    >>> split_rows([[1.0, 2.0, 0.5], [3.0, 4.0, 0.7]], {"mean": 2, "displacements": 1})
+    {'mean': [1.0, 2.0, 3.0, 4.0], 'displacements': [0.5, 0.7]}
     """
-
-    def __init__(
-        self,
-        rows: Sequence[Sequence[float]],
-        *,
-        factors: int,
-        batches: int,
-        few: int,
-        deployed: bool,
-        ends: bool,
-        previous: Sequence[float] | None,
-    ) -> None:
-        def pooled(start: int, width: int) -> list[float]:
-            return [loss for row in rows for loss in row[start : start + width]]
-
-        self.judged = few > 0
-        self.previous = list(previous or ()) if self.judged else []
-        self.mean = pooled(0, batches)
-        #: L(m), on the batches that e was measured on.
-        self.mean_there = pooled(0, few)
-        self.end = pooled(batches, few)
-        at = batches + few
-        #: ‖m − p‖ / ‖p‖ of each optimizer's weights, the mean over the ranks.
-        self.displacements = [math.fsum(row[at + i] for row in rows) / len(rows) for i in range(factors)]
-        #: L(m) and, in the run's last window, L(e), by which the weights are chosen.
-        self.chosen, self.chosen_end = self.mean, self.end
-        if deployed:
-            at += factors
-            if ends and self.judged:
-                self.chosen_end = pooled(at, batches)
-                at += batches
-            self.chosen = pooled(at, batches)
-
-    def windows(
-        self,
-        clock: Clock,
-        step: int,
-        middles: Sequence[float],
-        best: Sequence[float] | None,
-        rise: float,
-        explained: float = 0.0,
-    ) -> list[Window]:
-        """What the window that ends at ``step`` showed of each optimizer's weights.
-
-        ``middles`` are those of the windows that p is the mean of, ``best`` the lowest losses at any m so
-        far, ``rise`` how much the schedule rose, ``explained`` what others' moves changed.
-        """
-        after = clock.after(step) or step + (step - clock.began)
-        return [
-            Window(
-                step=step - clock.origin,
-                next_step=after - clock.origin,
-                total_steps=None if clock.total_steps is None else clock.total_steps - clock.origin,
-                displacement=displacement,
-                steps_between=(clock.began + 1 + step) / 2 - middle,
-                rise=rise,
-                explained=explained,
-                previous=self.previous,
-                mean=self.mean,
-                end=self.end,
-                mean_there=self.mean_there,
-                best=best if best is not None and self.judged else (),
-            )
-            for displacement, middle in zip(self.displacements, middles, strict=True)
-        ]
+    ends = accumulate(widths.values())
+    return {
+        name: [value for row in rows for value in row[end - width : end]]
+        for (name, width), end in zip(widths.items(), ends, strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -16,11 +14,9 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import hdet
 from hdet import AutoLR, Probe
-from hdet.autolr.clock import Clock
-from hdet.autolr.policy import Factors, PointLosses
+from hdet.autolr.policy import Factors
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.autolr.schedule import SHAPES, WarmStableDecay
-from hdet.loop.windows import Windows
 from tests.unit.training import OPTIMIZERS, Training, network, probe_of, searched, train
 
 pytestmark = pytest.mark.usefixtures("same_seed")
@@ -287,77 +283,3 @@ def test_one_at_its_bound_or_that_does_not_move_stays() -> None:
     assert after(decided(4.0, "up"), decided(1.0, "hold")) == [(2.0, "up"), (1.0, "hold")]
     idle = decided(1.0, "hold", "nothing is trained", windows=0)
     assert after(decided(4.0, "up"), idle) == [(4.0, "up"), (1.0, "hold")]
-
-
-# ---------------------------------------------------------------------- point losses
-
-
-RANKS, BATCHES = 2, 4
-PREVIOUS = [0.5] * (RANKS * BATCHES)
-
-
-def at(point: str, rank: int, count: int) -> list[float]:
-    """The losses of one rank at a point: every one a number of its own."""
-    base = 1000.0 * ["m", "e", "chosen", "chosen end"].index(point)
-    return [base + 100 * rank + k for k in range(count)]
-
-
-def of_all(point: str, count: int) -> list[float]:
-    return [loss for rank in range(RANKS) for loss in at(point, rank, count)]
-
-
-def row(rank: int, *, factors: int, few: int, deployed: bool, ends: bool, judged: bool = True) -> list[float]:
-    """As a replica measures it, point after point."""
-    measured = at("m", rank, BATCHES) + (at("e", rank, few) if judged else [])
-    measured += [0.1 * (factor + 1) + 0.01 * rank for factor in range(factors)]
-    if deployed and ends and judged:
-        measured += at("chosen end", rank, BATCHES)
-    if deployed:
-        measured += at("chosen", rank, BATCHES)
-    return measured
-
-
-def losses_of(few: int, judged: bool = True, **settings: Any) -> PointLosses:
-    rows = [row(rank, few=few, judged=judged, **settings) for rank in range(RANKS)]
-    previous = PREVIOUS if judged else None
-    few = few if judged else 0
-    return PointLosses(rows, batches=BATCHES, few=few, previous=previous, **settings)
-
-
-def windows_of(losses: PointLosses, factors: int = 1) -> list[Window]:
-    clock = Clock(Windows(), total_steps=1000, origin=400)
-    clock.begin(500)
-    return losses.windows(clock, 520, [490.5] * factors, [0.25] * 8, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("factors", "deployed", "ends", "few"), list(product([1, 2], [True, False], [True, False], [2, BATCHES]))
-)
-def test_every_combination_comes_apart(factors: int, deployed: bool, ends: bool, few: int) -> None:
-    losses = losses_of(few, factors=factors, deployed=deployed, ends=ends)
-    assert losses.mean == of_all("m", BATCHES)
-    assert losses.displacements == pytest.approx([0.105, 0.205][:factors])
-    for seen in windows_of(losses, factors):
-        assert (seen.previous, seen.mean) == (PREVIOUS, of_all("m", BATCHES))
-        assert (seen.end, seen.mean_there) == (of_all("e", few), of_all("m", few))
-    assert losses.chosen == of_all("chosen" if deployed else "m", BATCHES)
-    if ends:
-        assert losses.chosen_end == (of_all("chosen end", BATCHES) if deployed else of_all("e", few))
-
-
-@pytest.mark.parametrize("deployed", [True, False])
-def test_before_weights_have_moved_it_shows_where_training_began(deployed: bool) -> None:
-    losses = losses_of(2, judged=False, factors=1, deployed=deployed, ends=False)
-    (seen,) = windows_of(losses)
-    assert losses.mean == of_all("m", BATCHES)
-    assert losses.displacements == pytest.approx([0.105])
-    assert losses.chosen == of_all("chosen" if deployed else "m", BATCHES)
-    assert [seen.previous, seen.end, losses.chosen_end] == [[]] * 3
-    assert seen.best == ()
-
-
-def test_windows_are_timed_from_where_the_search_began() -> None:
-    (seen,) = windows_of(losses_of(2, factors=1, deployed=False, ends=False))
-    assert (seen.step, seen.next_step, seen.total_steps) == (120, 144, 600)
-    assert (seen.steps_between, seen.rise) == (510.5 - 490.5, 0.5)
-    assert seen.best == [0.25] * 8
