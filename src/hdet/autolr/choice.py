@@ -96,7 +96,7 @@ class Choice:
     def learnt(self) -> bool:
         """Whether the lowest is below the first by more than noise explains: three errors."""
         if self.first is None or self.lowest is None:
-            return self.lowest is not None
+            return False
         difference, error = _compared(self.lowest, self.first)
         return difference < -3 * error
 

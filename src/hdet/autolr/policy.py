@@ -120,16 +120,9 @@ class Horizon(Policy):
         super().bind(axes, context)
         self._context, optimizer = context, context.optimizer
         parameters = every_parameter(optimizer)
-        _check(context, axes, self._probe, parameters)
-        self._path = WeightPath(
-            optimizer, self._factors.sizes, context.replicas, self._clock, diverges=context.diverges
-        )
+        _check(context, self._probe, parameters)
+        self._path = WeightPath(context, self._factors.sizes, self._clock)
         self._window = self._path.window
-        if not self._window.weights:
-            raise ValueError(
-                f"{context.caller}: the optimizer must train something, and all its parameters are frozen; "
-                "call requires_grad_() on some first"
-            )
         model, offload = self._probe.model, self._offload
         best = BestWeights(self._probe, model, parameters, context.replicas, offload=offload)
         self.incumbent = Incumbent(best, self._patience, deployed=self._probe.has_norms)
@@ -145,7 +138,7 @@ class Horizon(Policy):
 
     @property
     def _learning_rates(self) -> list[GroupLearningRate]:
-        return self.axes  # type: ignore[return-value]  # no other is taken
+        return self.axes  # type: ignore[return-value]  # Search gives it no other
 
     def _first_factors(self) -> list[float]:
         """Next to no learning rate, whatever the schedule's values are."""
@@ -569,17 +562,17 @@ def _record(name: str, decision: HorizonDecision, window: Window) -> HorizonReco
     )
 
 
-def _check(context: Context, axes: Sequence[Axis], probe: Probe, parameters: Sequence[Tensor]) -> None:
-    """Raise TypeError for what a horizon cannot judge, ValueError for weights that are not there yet."""
+def _check(context: Context, probe: Probe, parameters: Sequence[Tensor]) -> None:
+    """Raise TypeError or ValueError for weights that windows cannot follow."""
     if any(weight.is_meta for weight in parameters):
         raise ValueError(
             f"{context.caller}: the weights must be there, and some are on the meta device; call "
             "model.to_empty(device=...) and load or initialise them first"
         )
-    others = [axis.name for axis in axes if not isinstance(axis, GroupLearningRate)]
-    if others:
-        raise TypeError(
-            f"{context.caller}: a horizon judges the learning rate alone, got {', '.join(others)}"
+    if not any(weight.requires_grad for weight in parameters):
+        raise ValueError(
+            f"{context.caller}: the optimizer must train something, and all its parameters are frozen; "
+            "call requires_grad_() on some first"
         )
     if context.replicas.local_count > 1 and probe.has_norms:
         raise TypeError(

@@ -61,7 +61,7 @@ class ProbeChecks:
     def judge(self, seen: Seen, windows: Sequence[Window], *, judged: bool) -> tuple[str, ...]:
         """New warnings; raises for what cannot be used where windows are ``judged``."""
         if judged:
-            self.refuse(seen.step, windows)
+            self._check_losses(seen.step, windows)
         said = [] if self._overlap.settled else [self._overlap.found([row[-WIDTH:] for row in seen.rows])]
         if not judged and self._training is not None:
             self._training = seen.training
@@ -86,11 +86,9 @@ class ProbeChecks:
                     self._drawn,
                 )
 
-    def refuse(self, step: int, seen: Sequence[Window]) -> None:
+    def _check_losses(self, step: int, seen: Sequence[Window]) -> None:
         """Raise ValueError where losses at known weights are not finite, or do not depend on the weights."""
         losses = [loss for window in seen for loss in (*window.previous, *window.mean, *window.end)]
-        if not losses:
-            return
         if not all(math.isfinite(loss) for window in seen for loss in window.previous):
             raise ValueError(
                 f"{self._caller}.step: step {step}: the probe's loss must be finite at weights that training "

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
-from torch.optim import Optimizer
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from hdet.autolr.clock import Clock
 from hdet.autolr.snapshot import copy_into, empty_copy
+from hdet.loop.policy import Context
 from hdet.loop.state import pieces_of
-from hdet.replicas import Mean, Replicas, local, shard_offset, shard_positions
+from hdet.replicas import Mean, local, shard_offset, shard_positions
 from hdet.replicas.norms import norm_of
 
 __all__ = ["Alarm", "WeightPath", "WindowLoop", "WindowMean", "sketch", "sketch_of_shards", "wide_copy"]
@@ -284,27 +284,20 @@ class WeightPath:
     It follows what is trained: layers that are frozen during a run leave it, and unfrozen ones join.
 
     Args:
-        optimizer: whose trained parameters are followed.
+        context: the optimizer whose trained parameters are followed; and the replicas, which share the mean
+            of a window if they differ within it. Norms are taken over all ranks of a replica.
         sizes: how many parameter groups each of several optimizers has: each has a displacement of its own.
             Empty for one optimizer.
-        replicas: whose weights they are; of one on several ranks, norms are taken over all of them.
         clock: when windows end.
-        diverges: whether replicas differ within a window, and share its mean.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        sizes: Sequence[int],
-        replicas: Replicas,
-        clock: Clock,
-        *,
-        diverges: bool,
-    ) -> None:
-        self._optimizer = optimizer
+    def __init__(self, context: Context, sizes: Sequence[int], clock: Clock) -> None:
+        self._optimizer, self._replicas, self._diverges = (
+            context.optimizer,
+            context.replicas,
+            context.diverges,
+        )
         self._sizes = sizes
-        self._replicas = replicas
-        self._diverges = diverges
         self.window = WindowLoop(clock)
         self._average: Mean | None = None
         self._parameters: list[Tensor] = []
