@@ -18,7 +18,7 @@ from benchmarks.autotune.tasks import Task, optimizer_of, put
 from benchmarks.workloads import Batch, Workload
 from benchmarks.workloads.base import ByNumber, generator, seeded
 from hdet.autolr.best_mean import BestMean
-from hdet.autolr.shapes import OneCycle
+from hdet.autolr.schedule import OneCycle
 from hdet.probes.probe import Probe
 
 __all__ = ["Training", "stream"]

@@ -21,7 +21,7 @@ from benchmarks.pool import Say
 from benchmarks.rows import six_digits
 from benchmarks.workloads.base import seeded
 from hdet.autolr.auto_lr import AutoLR
-from hdet.autolr.shapes import WarmStableDecay
+from hdet.autolr.schedule import WarmStableDecay
 from hdet.probes import Probe
 
 if TYPE_CHECKING:

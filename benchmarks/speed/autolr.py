@@ -20,7 +20,7 @@ from benchmarks import machine
 from benchmarks.machine import rounded
 from benchmarks.workloads import WORKLOADS, Batch, Workload
 from hdet.autolr.auto_lr import AutoLR
-from hdet.autolr.shapes import WarmStableDecay
+from hdet.autolr.schedule import WarmStableDecay
 from hdet.probes.probe import Probe
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hdet.autolr.best_mean import BestMean
     from hdet.autolr.find import find
     from hdet.autolr.guard import Guard
-    from hdet.autolr.replay import replay
+    from hdet.autolr.schedule import replay
     from hdet.hyperparameters import (
         Betas,
         Dropout,
@@ -59,7 +59,7 @@ _HOMES = {
     "StackedReplicas": "replicas",
     "load": "saving",
     "save": "saving",
-    "replay": "autolr.replay",
+    "replay": "autolr.schedule",
     "warm_start_": "published.warm_start",
 }
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 import hdet
-from hdet.autolr.drawn import DrawnShape
 from hdet.autolr.policy import Horizon
 from hdet.autolr.rule import HorizonController
-from hdet.autolr.shapes import WarmStableDecay
+from hdet.autolr.schedule import DrawnShape, WarmStableDecay
 from hdet.history import SyncRecord
 from hdet.loop.cycle import Cycle
 from hdet.loop.windows import Windows

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import hdet
-from hdet.autolr.sketch import sketch, sketch_of_shards
+from hdet.autolr.window import sketch, sketch_of_shards
 from hdet.replicas.launch import LocalProcesses
 from tests.distributed.classifier import listening
 from tests.distributed.sharded import Run, shards

@@ -1,8 +1,8 @@
-"""AutoLR: training without a learning rate. A door to the engine, with a shape instead of a size.
+"""AutoLR: training without a learning rate.
 
-The optimizer's ``lr`` is not read, but for the ratios between groups. The first steps are taken at next to
-no learning rate, then the horizon controller brings the weights to speed and climbs. Several optimizers are
-one run, with one window, one probe and one way back, and a factor for each.
+Of the optimizer's ``lr`` only the ratios between groups are read. The first steps are taken at next to no
+learning rate, then the controller brings the weights to speed and raises it. Several optimizers are one run,
+with one window, one probe and one rollback, and a factor for each.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.autolr.arguments import take_optimizers
 from hdet.autolr.rule import HorizonController
-from hdet.autolr.search import Search
+from hdet.autolr.search import Search, take_optimizers
 from hdet.history import History
 from hdet.loop.announce import Event
 from hdet.probes import Probe
@@ -28,7 +27,7 @@ __all__ = ["AutoLR"]
 class AutoLR(Search):
     """Finds the learning rate while it trains; call :meth:`step` once after every ``optimizer.step()``.
 
-    A torch scheduler to whoever asks: frameworks step it, save it and log its :meth:`get_last_lr`. It must be
+    It is a torch scheduler: frameworks step it, save it and log its :meth:`get_last_lr`. It must be
     stepped at every optimizer step, not once an epoch, and raises where it is not.
 
     Memory on the device, beyond training: one copy of the trained weights, the window's mean. The host holds
@@ -36,9 +35,9 @@ class AutoLR(Search):
     found them. Time: next to nothing between windows; at the end of each, a forward pass at the mean for
     every probe batch, and one at the last iterate for some.
 
-    The learning rate is moved until the schedule comes down (for ``"wsd"`` the last quarter of the run, for
-    any other as soon as it is below 70 % of its peak). Windows are measured, and lead back from an explosion,
-    to the last step. :meth:`finish_` hands over the best weights that were seen.
+    The learning rate moves until the schedule decays (for ``"wsd"`` the last quarter of the run, for any
+    other as soon as it is below 70 % of its peak). Windows are measured, and explosions rolled back, to the
+    last step. :meth:`finish_` loads the best weights seen.
 
     Args:
         optimizer: any torch optimizer, or a list of them that step together (Muon and AdamW, say). Of their
@@ -48,13 +47,13 @@ class AutoLR(Search):
         schedule: ``"wsd"`` (constant, then linearly to zero in the last quarter), ``"cosine"``,
             ``"onecycle"``, or a torch scheduler on this (one) optimizer, of which the curve is kept.
         patience: so often it goes back to the best weights (or with time enough left to the first ones), at a
-            third of the rate, without a better one coming of it; then it comes down and ends, whatever is
+            third of the rate, without an improvement; then it decays and ends, whatever is
             left of ``total_steps``. None never goes back.
         offload: keep the copies for a rollback, and the best weights, in the host's (pinned) memory; False
             keeps them on the device, which is faster and takes its memory.
         process_group: the replicas; the default group if None, and this process alone without one.
         history: a JSONL file to which rank 0 appends every :class:`~hdet.history.SyncRecord`; or a
-            callable that is told each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
+            callable that gets each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
         on_event: called with every :class:`~hdet.loop.announce.Event` (moved, best, back, lost, end) at the
             end of its step, on every rank. What follows the weights must go back with them:
             ``examples/ema.py``.

@@ -1,10 +1,10 @@
-"""Which of the weights that were seen to hand over: the latest that is as good as the best, by its error.
+"""Which of the weights seen to return: the latest that are as good as the best, within the error.
 
 Candidates are compared batch by batch on the same samples, so most of their noise cancels. The one with the
 lowest mean loss is the measure; kept is the *latest* that lies within one standard error of the difference
 from it and gives back no more than a fiftieth of what was gained, and the end of the run if it lies within
 one and a half errors. So what is clearly worse is never kept, drift cannot carry the choice away from the
-lowest, nor can few batches that disagree, and of two that cannot be told apart the one that was trained for
+lowest, nor can few batches that disagree, and of two that do not differ clearly the one that was trained for
 longer wins: a classifier that has hardly moved can have a low loss by luck. No torch, no I/O; float64.
 """
 
@@ -25,7 +25,7 @@ Kind = Literal["start", "mean", "iterate", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Weights that could be handed over.
+    """Weights that could be returned.
 
     Args:
         step: steps taken when they stood.
@@ -51,8 +51,8 @@ class Choice:
     Args:
         first: the first candidate.
         lowest: the one with the lowest mean loss.
-        kept: the one to hand over.
-        improved: the last one that was better than the one here before it by more than the error.
+        kept: the one to return.
+        improved: the last one that was better than ``improved`` before it by more than the error.
         behind: how many in a row were clearly worse than the lowest.
         significance: standard errors that count as none; of an end, ``at_the_end``.
 
@@ -96,7 +96,7 @@ class Choice:
     def learnt(self) -> bool:
         """Whether the lowest is below the first by more than noise explains: three errors."""
         if self.first is None or self.lowest is None:
-            return self.lowest is not None
+            return False
         difference, error = _compared(self.lowest, self.first)
         return difference < -3 * error
 
@@ -133,7 +133,7 @@ def _compared(new: Candidate, old: Candidate) -> tuple[float, float]:
 
 def regrouped(losses: Sequence[float], before: int, now: int, batches: int) -> tuple[float, ...] | None:
     """The losses of ``before`` replicas, on the batches of each in turn, as those of ``now`` replicas, each
-    of which has the batches of several; None if nobody has all of another's, or each has more or fewer
+    of which has the batches of several; None if no replica has all of another's, or each has more or fewer
     ``batches`` than it had.
 
     >>> regrouped([1.0, 2.0, 3.0, 6.0], 2, 1, batches=2)
@@ -152,7 +152,7 @@ def regrouped(losses: Sequence[float], before: int, now: int, batches: int) -> t
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """NaN where one of them is not finite: fsum refuses infinities of both signs."""
+    """NaN where one of them is not finite: fsum raises for infinities of both signs."""
     if not values or not all(map(math.isfinite, values)):
         return math.nan
     return math.fsum(value / len(values) for value in values)

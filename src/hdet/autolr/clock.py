@@ -1,5 +1,5 @@
-"""When a horizon's windows begin and end: in the search as they were told to, in the descent to the last
-step, and counted from where the search began, or began anew."""
+"""When windows begin and end: in the search as ``Windows`` says, in the decay to the last step, and counted
+from where the search began or restarted. No torch, no I/O."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from hdet.loop.windows import Windows
 
-__all__ = ["DESCENT", "Clock", "Curve"]
+__all__ = ["DECAY", "Clock", "Curve"]
 
-#: A schedule below this share of its peak is in its final descent.
-DESCENT = 0.7
+#: A schedule below this share of its peak is in its final decay.
+DECAY = 0.7
 
 
 @dataclass(slots=True)
@@ -24,15 +24,15 @@ class Curve:
     now: float
 
     def rise(self, value: float) -> float:
-        """By how much it has risen since the last window, as a logarithm, and take note of it."""
+        """By how much it has risen since the last window, as a logarithm; remembers ``value``."""
         risen = math.log(value / self.now) if min(value, self.now) > 0 else 0.0
         self.peak, self.now = max(self.peak, value), value
         return risen
 
     @property
-    def descends(self) -> bool:
-        """Whether it is on its way down."""
-        return self.now < DESCENT * self.peak
+    def decays(self) -> bool:
+        """Whether the final decay has begun."""
+        return self.now < DECAY * self.peak
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class Clock:
 
     Args:
         windows: how long they are while the search lasts.
-        total_steps: S, or None while nobody knows.
-        searching: whether the search goes on; else the schedule comes down.
+        total_steps: S, or None while it is not known.
+        searching: whether the search goes on; else the schedule decays.
         origin: the step at which this search began.
         began, end: of the window; no ``end`` where none is in progress.
     """
@@ -97,21 +97,12 @@ class Clock:
         """Whether the run ends with this window."""
         return self.end is not None and self.end == self.total_steps
 
-    def since_origin(self, step: int) -> int:
-        """The steps of this search."""
-        return step - self.origin
-
-    @property
-    def total(self) -> int | None:
-        """S, of this search."""
-        return None if self.total_steps is None else self.total_steps - self.origin
-
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
         names = ("began", "searching", "total_steps", "origin")
         return {"window_end": self.end, **{name: getattr(self, name) for name in names}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off."""
+        """Continue from :meth:`state_dict`."""
         self.began, self.end, self.searching = state["began"], state["window_end"], state["searching"]
         self.total_steps, self.origin = state["total_steps"], state["origin"]

@@ -16,14 +16,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.autolr.arguments import take_optimizers
 from hdet.autolr.auto_lr import AutoLR
 from hdet.autolr.choice import mean_of, standard_error
+from hdet.autolr.schedule import set_lr
+from hdet.autolr.search import take_optimizers
 from hdet.autolr.snapshot import Snapshot
 from hdet.loop.hooks import take_over
 from hdet.loop.optimizers import parts_of
 from hdet.probes import Probe
-from hdet.replicas import local
 
 __all__ = ["Found", "find"]
 
@@ -100,10 +100,9 @@ def find(
     count = len(loader) if isinstance(loader, Sized) else 4 * _HELD_OUT
     batches = max(2, min(_HELD_OUT, count // 4))
     probe, rest = Probe.set_aside(loss_fn, loader, model=model, batches=batches, per_sync=batches // 2)
-    weights = [local(p) for group in every.param_groups for p in group["params"]]
-    snapshot = Snapshot(weights, every, model, offload=True)
+    snapshot = Snapshot(every, model, offload=True)
     snapshot.take()
-    rates = [lr.clone() if isinstance(lr := group["lr"], Tensor) else lr for group in every.param_groups]
+    rates = [float(group["lr"]) for group in every.param_groups]
     try:
         auto = AutoLR(optimizer, probe=probe, total_steps=steps, patience=None)
         return _search(auto, probe, loss_fn, rest, steps, on_step)
@@ -111,10 +110,7 @@ def find(
         take_over(every)  # removes all hooks
         snapshot.restore()
         for group, lr in zip(every.param_groups, rates, strict=True):
-            if isinstance(lr, Tensor):
-                group["lr"].copy_(lr)
-            else:
-                group["lr"] = lr
+            set_lr(group, lr)
         for part in parts_of(every):
             part.zero_grad(set_to_none=True)
 

@@ -1,13 +1,14 @@
-"""AutoLR's policy: the path of the weights is cut into windows, and what each leaves behind moves the rate.
+"""AutoLR's policy: training runs in windows, and what each window shows moves the learning rate.
 
-What the numbers mean and how far the rate moves stands in :mod:`hdet.autolr.rule`, which is pure. Here they
-are measured, and what was decided is applied. At the end of a window
+The maths, what the numbers mean and how far the rate moves, is in :mod:`hdet.autolr.rule`, which is pure.
+This file measures them and applies what was decided. At the end of a window
 
 1. the probe measures the loss at e, the last iterate, and at m, the window's mean (:meth:`Horizon.at_mean`);
-   L(p), at the mean of the window before, is known from there;
+   L(p), at the mean of the window before, is known from that window;
 2. the rule decides from the losses of all ranks (:meth:`Horizon.decide`);
-3. the factor on the schedule moves; or the weights go back, to the window's start where they exploded, to the
-   best seen or to the beginning where nothing has improved for long (:meth:`Horizon._apply`).
+3. the factor on the schedule moves; or the weights go back, to the window's start after an explosion
+   (rollback), to the best seen or to the beginning where nothing has improved for long
+   (:meth:`Horizon._apply`).
 
 All losses are of batches that are not trained on, with regularisers off. What a regulariser's move did to the
 averaged model is explained by its slope (``Seen.explained``), and is no progress of the learning rate's.
@@ -20,18 +21,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal
 
 from torch import Tensor
 
-from hdet.autolr.clock import DESCENT, Clock, Curve
-from hdet.autolr.incumbent import Incumbent
-from hdet.autolr.keeper import Keeper
-from hdet.autolr.probe_checks import ProbeChecks, average
+from hdet.autolr.best import BestWeights, Incumbent
+from hdet.autolr.choice import Candidate, mean_of
+from hdet.autolr.clock import DECAY, Clock, Curve
+from hdet.autolr.probe_checks import ProbeChecks
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
-from hdet.autolr.trail import Trail
-from hdet.autolr.way_back import WayBack
+from hdet.autolr.snapshot import Snapshot
+from hdet.autolr.window import WeightPath
 from hdet.history import HorizonRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.loop.converge import WeightCopies
@@ -40,7 +41,7 @@ from hdet.loop.policy import Before, Context, Decided, Policy, Seen
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
 
-__all__ = ["Factors", "Horizon", "PointLosses"]
+__all__ = ["Factors", "Horizon", "split_rows"]
 
 logger = logging.getLogger("hdet")
 
@@ -48,7 +49,7 @@ logger = logging.getLogger("hdet")
 FIRST_LR = 1e-5
 #: One probe batch for so many steps of a window: what probing costs stays a small share of training.
 _STEPS_PER_BATCH = 50
-_MAX_BACKS, _MAX_BACKS_IN_A_ROW = 20, 5
+_MAX_ROLLBACKS, _MAX_IN_A_ROW = 20, 5
 
 
 class Horizon(Policy):
@@ -59,8 +60,8 @@ class Horizon(Policy):
         probe: measures the loss.
         controller: decides.
         windows: how long they are.
-        offload: whether the rollback and the best weights seen are kept in the host's memory.
-        patience: so often training goes back to the best weights without a better one coming of it.
+        offload: whether the copies for a rollback and the best weights are in the host's memory.
+        patience: so often training returns to the best weights without an improvement.
         sizes: how many groups each of several optimizers has: each has a factor of its own.
     """
 
@@ -84,6 +85,8 @@ class Horizon(Policy):
         self._clock, self._factors = Clock(windows), Factors(sizes)
         self._patience, self._offload = patience, offload
         self._states: list[HorizonState] = []
+        #: What a row of this sync holds, and how many numbers of each.
+        self._widths: dict[str, int] = {}
         #: Whether the last window was better than all before, or nothing has been learnt yet.
         self.improves = True
         #: At the mean of all replicas, at the last sync.
@@ -101,7 +104,7 @@ class Horizon(Policy):
         }
 
     def describe(self) -> str:
-        trained = sum(weight.numel() * weight.element_size() for weight in self._trail.weights)
+        trained = sum(weight.numel() * weight.element_size() for weight in self._window.weights)
         until = "" if self.windows.last is None else f", the search until step {self.windows.last}"
         # The window's mean is always on the device, the beginning of the run always with the host. The best
         # weights and the window's start are where ``offload`` says.
@@ -117,30 +120,25 @@ class Horizon(Policy):
         super().bind(axes, context)
         self._context, optimizer = context, context.optimizer
         parameters = every_parameter(optimizer)
-        _check(context, axes, self._probe, parameters)
-        self._trail = Trail(optimizer, self._factors.sizes, context.replicas, diverges=context.diverges)
-        if not self._trail.weights:
-            raise ValueError(
-                f"{context.caller}: the optimizer must train something, and all its parameters are frozen; "
-                "call requires_grad_() on some first"
-            )
-        self.incumbent = Incumbent(
-            Keeper(self._probe, self._probe.model, parameters, context.replicas, offload=self._offload),
-            self._patience,
-            apart=self._probe.has_norms,
-        )
+        _check(context, self._probe, parameters)
+        self._path = WeightPath(context, self._factors.sizes, self._clock)
+        self._window = self._path.window
+        model, offload = self._probe.model, self._offload
+        best = BestWeights(self._probe, model, parameters, context.replicas, offload=offload)
+        self.incumbent = Incumbent(best, self._patience, deployed=self._probe.has_norms)
         self._copies = WeightCopies(optimizer, context.replicas)
-        self._way_back = WayBack(parameters, optimizer, self._probe.model, offload=self._offload)
+        self._at_window = Snapshot(optimizer, model, offload=offload)
+        self._at_beginning = Snapshot(optimizer, model, offload=True)  # hardly ever read
         self._clock.total_steps = context.total_steps
         one = context.replicas.local_count == 1  # what several see at once is no sample
-        self._useless = ProbeChecks(context.caller, self._probe, watches=one)
+        self._checks = ProbeChecks(context.caller, self._probe, watches=one)
         self._states = [HorizonState(factor) for factor in self._first_factors()]
         self._curve = Curve(self._learning_rates[0].curve, self._learning_rates[0].curve)
         self._move_factors()
 
     @property
     def _learning_rates(self) -> list[GroupLearningRate]:
-        return self.axes  # type: ignore[return-value]  # no other is taken
+        return self.axes  # type: ignore[return-value]  # Search gives it no other
 
     def _first_factors(self) -> list[float]:
         """Next to no learning rate, whatever the schedule's values are."""
@@ -154,7 +152,7 @@ class Horizon(Policy):
     # ------------------------------------------------------------------ windows
 
     def start(self, step: int) -> None:
-        """Begin the first window; the weights before it are those that its first step will find."""
+        """Begin the first window, with the weights that its first step will find."""
         self._fresh = True
         self.incumbent.forget()
         self._previous_middle = [float(step) for _ in self._states]
@@ -170,11 +168,11 @@ class Horizon(Policy):
 
     @property
     def stalled(self) -> bool:
-        """Whether the search has come to nothing better for longer than patience lasts."""
-        return self._clock.searching and self.incumbent.stalled
+        """Whether nothing has improved for longer than patience lasts."""
+        return self._clock.searching and self.incumbent.behind and self.incumbent.exhausted
 
     def stop(self) -> None:
-        """The search is over; windows are measured on, to the end of the run."""
+        """The search is over; windows are measured to the end of the run."""
         self._clock.stop()
         self.window_end = self._clock.end
 
@@ -183,99 +181,86 @@ class Horizon(Policy):
         self.window_end = self._clock.end
 
     def before_step(self) -> None:
-        """A rollback leads to what the window's first step finds."""
+        """Before the window's first step: copy what a rollback returns to."""
         if self._taken:
             return
         self._taken = True
-        self._useless.watch()
-        if self.window_end is not None:
-            if self._trail.follow():
-                self.incumbent.keeper.follow(self._numbered(self._trail.weights))
+        self._checks.watch()
+        opens = self.window_end is not None
+        if opens:
+            if self._path.follow():
+                self.incumbent.weights.follow(self._window.by_number(self._window.weights))
                 self._previous_middle = [float(self._clock.began) for _ in self._states]
-            # Several ranks could disagree by a step, and wait for each other: they look at its end.
-            self._trail.begin(self._clock.length, alone=self._context.replicas.world_size == 1)
+            # Only one rank alone may end a window early: several could disagree by a step and deadlock.
+            self._window.open(self._path.size if self._context.replicas.world_size == 1 else 0.0)
         if self._fresh:
-            self._trail.start()
-            if self.incumbent.keeper.choice.kept is None:
-                self._way_back.begin_run()
+            self._path.start()
+            if self.incumbent.weights.choice.kept is None:
+                self._at_beginning.take()
             self._fresh = False
-        if self.window_end is not None:
-            self._way_back.begin_window()
+        if opens:
+            self._at_window.take()
 
     def after_step(self) -> bool:
-        """An iterate more. Weights that were lost end the window at once."""
-        if self.window_end is None or not self._trail.add():
+        """One more iterate; whether the window is over. Weights that diverge end it at once."""
+        if self.window_end is None or not self._window.add():
             return False
-        self.window_end = self._clock.end = self.window_end - self._trail.mean.left
+        self.window_end = self._clock.end
         return True
 
     def judges(self, step: int) -> bool:
         return self.window_end is not None and step >= self.window_end
 
     def recounted(self, step: int) -> None:
-        self._trail.mean.left = (self.window_end or step) - step
+        self._window.left = (self.window_end or step) - step
 
     # ------------------------------------------------------------------ 1. measure
 
-    @property
-    def _compares(self) -> bool:
-        """Whether weights have moved, and there is something to compare with."""
-        return self.incumbent.previous is not None and any(state.windows > 0 for state in self._states)
-
-    def _few(self) -> int:
-        """How many batches e is measured on: all of them where it may be returned."""
-        some = max(2, self._clock.length // _STEPS_PER_BATCH)
-        return self._probe.choosing if self._clock.ends_run else min(some, self._probe.choosing)
-
     def losses_at_own_mean(self) -> list[float | Tensor]:
-        """At this replica's own mean over the window, until the replicas' weights are one."""
-        with self._context.regularisers_off(), self._trail.at_mean():
-            return self.incumbent.keeper.measure()
+        """At this replica's own mean over the window, before the replicas are averaged."""
+        with self._context.regularisers_off(), self._window.at_mean():
+            return self.incumbent.weights.measure()
 
     def at_mean(self) -> Sequence[float | Tensor]:
-        """Once the replicas' weights are one, this rank's losses at m on all batches; at e, where the weights
-        are, on a few, once windows are compared; how far m is from p; and the losses that weights are chosen
-        by, where those are others. :class:`PointLosses` reads them."""
-        keeper, compares, ends = self.incumbent.keeper, self._compares, self._clock.ends_run
-        few = self._few() if compares else 0
-        self._trail.converge()
+        """Once the replicas are averaged: this rank's losses at m on all batches; at e, the present weights,
+        on a few, once windows are compared; how far m is from p; and, where weights are deployed with running
+        statistics, the losses with those, by which weights are chosen."""
+        best, ends, few = self.incumbent.weights, self._clock.ends_run, 0
+        if self.incumbent.previous is not None and any(state.windows > 0 for state in self._states):
+            few = self._probe.choosing  # e may be returned at the end of the run; elsewhere some will do
+            few = few if ends else min(max(2, self._clock.length // _STEPS_PER_BATCH), few)
+        self._path.converge()
         with self._context.regularisers_off():
-            self._useless.drew(few)
-            at_end = keeper.measure(few) if compares else []
-            with self._trail.at_mean():
-                self.mean_losses = keeper.measure()
-            row = [*self.mean_losses, *at_end, *self._trail.displacements()]
-            if self.incumbent.apart:  # as the weights would be deployed, the end of the run among them
-                row += keeper.measure_deployed(refresh=False) if ends and compares else []
-                with self._trail.at_mean():
-                    row += keeper.measure_deployed(refresh=True)
-        return [*row, *self._useless.row()]
+            self._checks.drew(few)
+            measured: dict[str, Sequence[float | Tensor]] = {
+                "mean": (),
+                "end": best.measure(few) if few else (),
+            }
+            with self._window.at_mean():
+                measured["mean"] = self.mean_losses = best.measure()
+            measured["displacements"] = self._path.displacements()
+            if self.incumbent.deployed:
+                measured["chosen end"] = best.measure_deployed(refresh=False) if ends and few else ()
+                with self._window.at_mean():
+                    measured["chosen"] = best.measure_deployed(refresh=True)
+        self._widths = {name: len(part) for name, part in measured.items()}
+        return [*chain.from_iterable(measured.values()), *self._checks.row()]
 
     # ------------------------------------------------------------------ 2. decide
 
     def decide(self, seen: Seen) -> Callable[[], Decided]:
         """The rule's decision for each factor, and whether the weights go back."""
         before, self.improves = self.before(seen.levels), True
-        losses = PointLosses(
-            seen.rows,
-            judged=self._compares,
-            factors=len(self._states),
-            batches=self._probe.choosing,
-            few=self._few(),
-            apart=self.incumbent.apart,
-            ends=self._clock.ends_run,
-            previous=self.incumbent.previous,
-        )
-        compared = self.incumbent.best, self._curve.rise(self._learning_rates[0].curve), seen.explained
-        windows = losses.windows(self._clock, seen.step, self._previous_middle, *compared)
-        doubts = self._useless.judge(seen, windows, judged=losses.judged)
-        # No factor moves once the schedule is well below its peak, and on its way down.
+        losses = split_rows(seen.rows, self._widths)
+        windows = self._windows(seen, losses)
+        doubts = self._checks.judge(seen, windows, judged=bool(losses["end"]))
+        # No factor moves once the schedule decays.
         rule = self._controller.update if self._clock.searching else self._controller.descend
         decisions = [
             rule(state, window)
-            if self._trail.weights[span] and (window.previous or not window.mean or state.windows == 0)
+            if self._window.weights[span] and (window.previous or not window.mean or state.windows == 0)
             else HorizonDecision(state, "hold", 0.0, why="nothing to compare")
-            for state, window, span in zip(self._states, windows, self._trail.spans, strict=True)
+            for state, window, span in zip(self._states, windows, self._path.spans, strict=True)
         ]
         plan = _Plan(seen, before, windows, decisions)
         if any(decision.action == "back" for decision in decisions):
@@ -292,58 +277,84 @@ class Horizon(Policy):
             plan = self._remember(plan, losses)
         return partial(self._apply, replace(plan, events=(*doubts, *plan.events)))
 
+    def _windows(self, seen: Seen, losses: Mapping[str, list[float]]) -> list[Window]:
+        """What the window showed of each optimizer's weights."""
+        clock, step, judged, factors = self._clock, seen.step, bool(losses["end"]), len(self._states)
+        after = clock.after(step) or step + (step - clock.began)
+        window = partial(
+            Window,
+            step - clock.origin,
+            after - clock.origin,
+            None if clock.total_steps is None else clock.total_steps - clock.origin,
+            rise=self._curve.rise(self._learning_rates[0].curve),
+            explained=seen.explained,
+            previous=(judged and self.incumbent.previous) or (),
+            mean=losses["mean"],
+            end=losses["end"],
+            mean_there=[loss for row in seen.rows for loss in row[: self._widths["end"]]],
+            best=(judged and self.incumbent.best) or (),
+        )
+        moved = [losses["displacements"][i::factors] for i in range(factors)]
+        return [
+            window(math.fsum(of_ranks) / len(of_ranks), (clock.began + 1 + step) / 2 - middle)
+            for of_ranks, middle in zip(moved, self._previous_middle, strict=True)
+        ]
+
     def _plan_rollback(self, plan: _Plan) -> _Plan:
-        """To the window's start, with smaller factors where the loss rose; where that has not helped, the
-        weights stay, if they are finite. The steps taken are spent."""
+        """A rollback to the window's start, with smaller factors where the loss rose; where rollbacks have
+        not helped, the weights stay, if they are finite. The steps taken are spent."""
         backs = [d.action == "back" for d in plan.decisions]
         after = [d.state if b else s for d, s, b in zip(plan.decisions, self._states, backs, strict=True)]
         total, in_a_row = (max(getattr(s, n) for s in after) for n in ("total_backs", "backs"))
         worst = plan.windows[backs.index(True)]
-        rose = f"the probe's loss rose from {average(worst.previous):.4g} to {average(worst.mean):.4g}"
+        rose = f"the probe's loss rose from {mean_of(worst.previous):.4g} to {mean_of(worst.mean):.4g}"
         if self._states[backs.index(True)].windows == 0:
             rose = f"the weights moved by {worst.displacement:.3g} of their norm"
         shrunk = min(new.value / old.value for new, old in zip(after, self._states, strict=True))
         rate = f"learning rate times {shrunk:.2g}"
-        if total <= _MAX_BACKS and in_a_row <= _MAX_BACKS_IN_A_ROW:
+        if total <= _MAX_ROLLBACKS and in_a_row <= _MAX_IN_A_ROW:
             event = f"{rose}: back to the weights of step {self._clock.began}, {rate}"
             return replace(plan, states=after, back="window", events=(event,))
         tried = f"{in_a_row - 1} retries, {total - 1} in all"
         if not all(map(math.isfinite, (worst.speed, *worst.end))):
             raise RuntimeError(
-                f"{self._context.caller}.step: step {plan.seen.step}: {rose} over the window, and going back "
-                f"is no way out ({tried}). Check the loss for NaN, the data from here on, and that the "
-                "probe's batches are of the kind that is trained on; finish_() writes the best weights seen "
-                "into the model"
+                f"{self._context.caller}.step: step {plan.seen.step}: {rose} over the window, and "
+                f"rollbacks did not help ({tried}). Check the loss for NaN, the data that follow, and that "
+                "the probe's batches are of the kind that is trained on; finish_() loads the best weights "
+                "seen into the model"
             )
         return replace(plan, events=(f"{rose}: no way back ({tried}), {rate}",))
 
-    def _remember(self, plan: _Plan, losses: PointLosses) -> _Plan:
-        """Offer what the window left behind as the best weights, and see whether it has fallen behind them:
-        then training goes back there or, with time enough, to the beginning, with a smaller factor, unless
-        something else has been moved since that may do better. The steps taken are spent."""
+    def _remember(self, plan: _Plan, losses: Mapping[str, list[float]]) -> _Plan:
+        """Offer the window's mean as the best weights. Where training has fallen behind the best, it returns
+        to them or, with time enough, to the beginning, with a smaller factor, unless something else has been
+        moved since that may do better. The steps taken are spent."""
         step, explained = plan.seen.step, plan.seen.explained
         decisions = self._factors.as_one(self._states, plan.decisions)
         plan = replace(plan, decisions=decisions, states=[decision.state for decision in decisions])
-        mean = self._numbered(self._trail.mean.tensors)
-        if not losses.judged:
-            self.incumbent.start(self._clock.began, losses.mean, losses.chosen, mean)
+        incumbent, window = self.incumbent, self._window
+        mean, chosen = window.by_number(window.mean.tensors), losses.get("chosen") or losses["mean"]
+        if not losses["end"]:
+            incumbent.start(self._clock.began, losses["mean"], chosen, mean)
             return plan
-        end = self._numbered(self._trail.weights) if step == plan.seen.total_steps else None
-        self.incumbent.offer(step, losses.mean, losses.chosen, mean, losses.chosen_end, end)
+        incumbent.offer(step, losses["mean"], chosen, mean)
+        if step == plan.seen.total_steps:
+            chosen_end = losses.get("chosen end") or losses["end"]
+            incumbent.weights.offer(
+                Candidate(step, "end", tuple(chosen_end)), window.by_number(window.weights)
+            )
         rises = any(decision.action in ("up", "scale") for decision in decisions)
         used = [state.value for state in self._states]
-        self.incumbent.count(step, used, rises=rises, moved=explained != 0)
-        self.improves = self.incumbent.improves
-        plan = replace(plan, best=self.incumbent.keeper.choice.improved_at == step)
-        if not self._clock.searches_after(step):
+        incumbent.count(step, used, rises=rises, moved=explained != 0)
+        self.improves = incumbent.improves
+        plan = replace(plan, best=incumbent.weights.choice.improved_at == step)
+        if not incumbent.behind or not self._clock.searches_after(step):
             return plan
-        if self.incumbent.leads_back:
-            anew = self.incumbent.may_begin_anew(step, self._clock.origin, self._clock.total_steps)
-            return replace(plan, back="beginning" if anew else "best")
-        if self.incumbent.stalled:
-            event = f"nothing has improved since step {self.incumbent.improved_at}"
-            plan = replace(plan, events=(*plan.events, event))
-        return plan
+        if incumbent.exhausted:
+            event = f"nothing has improved since step {incumbent.improved_at}"
+            return replace(plan, events=(*plan.events, event))
+        restarts = incumbent.may_restart(step, self._clock.origin, self._clock.total_steps)
+        return replace(plan, back="beginning" if restarts else "best")
 
     # ------------------------------------------------------------------ 3. apply
 
@@ -351,29 +362,29 @@ class Horizon(Policy):
         """Move the factors, or go back; then on to the next window."""
         step, events = plan.seen.step, plan.events
         if plan.back == "window":
-            self._way_back.to_window()
+            self._at_window.restore()
             # The steps taken are spent, but they lead nowhere: the weights have not travelled in them.
             self._previous_middle = [middle + step - self._clock.began for middle in self._previous_middle]
         self._states = list(plan.states)
         if plan.back != "window":
             for i, state in enumerate(self._states):
                 if state.windows > 0:
-                    self._trail.keep(i)
+                    self._path.keep(i)
                     self._previous_middle[i] = (self._clock.began + 1 + step) / 2
                 else:  # it hardly moved: what it will have moved by is the next window's doing alone
                     self._previous_middle[i] = step
         self._begin(step)
         if plan.back in ("best", "beginning"):
-            events = (*events, self._retreat(step, anew=plan.back == "beginning"))
-        if self._clock.searching and self._curve.descends:
+            events = (*events, self._retreat(step, restart=plan.back == "beginning"))
+        if self._clock.searching and self._curve.decays:
             self.stop()
             total = plan.seen.total_steps
             if total is None or step < total / 3:
                 logger.warning(
                     "%s: the schedule is below %d %% of its peak after %d steps: the search for its size "
-                    "ends here",
+                    "ends",
                     self._context.caller,
-                    100 * DESCENT,
+                    100 * DECAY,
                     step,
                 )
         self._move_factors()
@@ -386,11 +397,12 @@ class Horizon(Policy):
             best=plan.best,
         )
 
-    def _retreat(self, step: int, *, anew: bool) -> str:
+    def _retreat(self, step: int, *, restart: bool) -> str:
+        """Return to the beginning or to the best weights, at a smaller rate; the sentence for the log."""
         improved, slower = self.incumbent.improved_at, not self.incumbent.others_moved
-        if anew:
-            self._way_back.to_beginning()
-            self.incumbent.begin_anew()
+        if restart:
+            self._at_beginning.restore()
+            self.incumbent.restart()
             pairs = zip(self._first_factors(), self.incumbent.factors, strict=True)
             self._states = [self._controller.restart(*pair, slower=slower) for pair in pairs]
             self._clock.origin = step
@@ -398,28 +410,26 @@ class Horizon(Policy):
             where, rate = "from the beginning", "below a third of the learning rate"
         else:
             with self._copies.following(), self._context.regularisers_off():
-                improved = self.incumbent.go_back_()
+                improved = self.incumbent.return_to_best_()
             self._states = [self._controller.retreat(state, slower=slower) for state in self._states]
-            self._trail.stand()
+            self._path.restart()
             self._previous_middle = [float(step) for _ in self._previous_middle]
             where, rate = "back to those weights", "learning rate times 0.33"
         return (
             f"nothing better since step {improved}: {where}, {rate if slower else 'at what was moved since'}"
         )
 
-    def _numbered(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
-        return dict(zip(self._trail.numbers, values, strict=True))
-
     def check_end(self) -> str:
         """What is wrong with the weights that training ends with, if anything. Waits for the device."""
-        return "" if self._trail.is_finite() else "the weights are not finite at the end of training"
+        return "" if self._path.is_finite() else "the weights are not finite at the end of training"
 
     def extra_bytes(self) -> int:
         """Memory beyond training itself, the copies for a rollback included once they have been taken."""
-        return self._trail.bytes() + self.incumbent.keeper.bytes() + self._way_back.bytes()
+        copies = self._path, self.incumbent.weights, self._at_window, self._at_beginning
+        return sum(copy.bytes() for copy in copies)
 
     def configuration(self) -> dict[str, Any]:
-        return {"trained": list(self._trail.numbers)}
+        return {"trained": list(self._window.numbers)}
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
@@ -431,9 +441,11 @@ class Horizon(Policy):
             "previous_middle": list(self._previous_middle),
             "incumbent": self.incumbent.state_dict(),
             "curve": [self._curve.peak, self._curve.now],
-            "constant": self._useless.state(),
-            "trail": self._trail.state_dict(),
-            **self._way_back.state_dict(),
+            "constant": self._checks.state(),
+            "trail": self._path.state_dict(),
+            "snapshot": self._at_window.state_dict(),
+            # A run mostly begins without optimizer state: there is no memory for it.
+            "beginning": self._at_beginning.state_dict(spare_state=False),
             "probe": self._probe.state_dict(self._context.replicas.world_rank),
         }
 
@@ -443,15 +455,16 @@ class Horizon(Policy):
         self.window_end, self._taken, self._fresh = self._clock.end, state["taken"], state["fresh"]
         self._previous_middle, self._curve = list(state["previous_middle"]), Curve(*state["curve"])
         self.incumbent.load_state_dict(state["incumbent"])
-        self._useless.load(state["constant"])
-        self._trail.load_state_dict(state["trail"])
-        self._way_back.load_state_dict(state)
+        self._checks.load(state["constant"])
+        self._path.load_state_dict(state["trail"])
+        self._at_window.load_state_dict(state["snapshot"])
+        self._at_beginning.load_state_dict(state["beginning"])
         self._probe.load_state_dict(state["probe"], self._context.replicas.world_rank)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What follows from a window; ``states`` are the factors' from here on, and ``back`` where weights go."""
+    """What follows from a window: the factors' ``states`` from now on, and where weights go ``back`` to."""
 
     seen: Seen
     before: Sequence[Before]
@@ -463,89 +476,17 @@ class _Plan:
     best: bool = False
 
 
-class PointLosses:
-    """Losses at m and e, on the batches of all ranks in turn, and those that were measured at p before.
+def split_rows(rows: Sequence[Sequence[float]], widths: Mapping[str, int]) -> dict[str, list[float]]:
+    """What the rows of all ranks hold, by name: of the first rank, then of the next.
 
-    A row holds L(m) of all batches; L(e) of the first few; the displacements; then, where weights are chosen
-    by other losses than these (they are deployed with running statistics), those at the end of the run and
-    at m.
-
-    Args:
-        rows: of every rank.
-        judged: whether weights have moved, and e was measured.
-        factors: how many displacements there are, one for each optimizer.
-        batches: to choose by, on every rank.
-        few: of them e is measured on.
-        apart: whether weights are chosen by other losses.
-        ends: whether this is the run's last window, whose end is to choose from, too.
-        previous: L(p), which was L(m) in the window before.
+    >>> split_rows([[1.0, 2.0, 0.5], [3.0, 4.0, 0.7]], {"mean": 2, "displacements": 1})
+    {'mean': [1.0, 2.0, 3.0, 4.0], 'displacements': [0.5, 0.7]}
     """
-
-    def __init__(
-        self,
-        rows: Sequence[Sequence[float]],
-        *,
-        judged: bool,
-        factors: int,
-        batches: int,
-        few: int,
-        apart: bool,
-        ends: bool,
-        previous: Sequence[float] | None,
-    ) -> None:
-        def pooled(start: int, width: int) -> list[float]:
-            return [loss for row in rows for loss in row[start : start + width]]
-
-        self.judged = judged
-        self.previous = list(previous or ()) if judged else []
-        self.mean = pooled(0, batches)
-        #: L(m), on the batches that e was measured on.
-        self.mean_there = pooled(0, few)
-        self.end = pooled(batches, few) if judged else []
-        at = batches + (few if judged else 0)
-        #: ‖m − p‖ / ‖p‖ of each optimizer's weights, the mean over the ranks.
-        self.displacements = [math.fsum(row[at + i] for row in rows) / len(rows) for i in range(factors)]
-        #: L(m) and, in the run's last window, L(e), by which the weights are chosen.
-        self.chosen, self.chosen_end = self.mean, self.end
-        if apart:
-            at += factors
-            if ends and judged:
-                self.chosen_end = pooled(at, batches)
-                at += batches
-            self.chosen = pooled(at, batches)
-
-    def windows(
-        self,
-        clock: Clock,
-        step: int,
-        middles: Sequence[float],
-        best: Sequence[float] | None,
-        rise: float,
-        explained: float = 0.0,
-    ) -> list[Window]:
-        """What the window that ends at ``step`` showed of each optimizer's weights.
-
-        ``middles`` are those of the windows that p is the mean of, ``best`` the lowest losses at any m so
-        far, ``rise`` how much the schedule rose, ``explained`` what others' moves changed.
-        """
-        after = clock.after(step) or step + (step - clock.began)
-        return [
-            Window(
-                step=step - clock.origin,
-                next_step=after - clock.origin,
-                total_steps=None if clock.total_steps is None else clock.total_steps - clock.origin,
-                displacement=displacement,
-                apart=(clock.began + 1 + step) / 2 - middle,
-                rise=rise,
-                explained=explained,
-                previous=self.previous,
-                mean=self.mean,
-                end=self.end,
-                mean_there=self.mean_there,
-                best=best if best is not None and self.judged else (),
-            )
-            for displacement, middle in zip(self.displacements, middles, strict=True)
-        ]
+    ends = accumulate(widths.values())
+    return {
+        name: [value for row in rows for value in row[end - width : end]]
+        for (name, width), end in zip(widths.items(), ends, strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -566,7 +507,7 @@ class Factors:
         """The highest of the groups' values, for each factor."""
         if not self.sizes:
             return [max(values)]
-        return [max(values[end - size : end]) for end, size in self._ends()]
+        return [max(values[start:end]) for start, end in self._spans()]
 
     def as_one(
         self, before: Sequence[HorizonState], decisions: Sequence[HorizonDecision]
@@ -597,11 +538,11 @@ class Factors:
         """What records call them: by the numbers of their groups."""
         if not self.sizes:
             return ["lr"]
-        spans = [(end - size, end - 1) for end, size in self._ends()]
+        spans = [(start, end - 1) for start, end in self._spans()]
         return [f"lr/{first}" if first == last else f"lr/{first}-{last}" for first, last in spans]
 
-    def _ends(self) -> list[tuple[int, int]]:
-        return list(zip(accumulate(self.sizes), self.sizes, strict=True))
+    def _spans(self) -> list[tuple[int, int]]:
+        return list(pairwise(accumulate(self.sizes, initial=0)))
 
 
 def _record(name: str, decision: HorizonDecision, window: Window) -> HorizonRecord:
@@ -614,24 +555,24 @@ def _record(name: str, decision: HorizonDecision, window: Window) -> HorizonReco
         tolerated=decision.tolerated,
         gap=decision.gap,
         progress=decision.progress,
-        loss_previous=average(window.previous),
-        loss_mean=average(window.mean),
-        loss_end=average(window.end),
+        loss_previous=mean_of(window.previous),
+        loss_mean=mean_of(window.mean),
+        loss_end=mean_of(window.end),
         why=decision.why,
     )
 
 
-def _check(context: Context, axes: Sequence[Axis], probe: Probe, parameters: Sequence[Tensor]) -> None:
-    """Raise TypeError for what a horizon cannot judge, ValueError for weights that are not there yet."""
+def _check(context: Context, probe: Probe, parameters: Sequence[Tensor]) -> None:
+    """Raise TypeError or ValueError for weights that windows cannot follow."""
     if any(weight.is_meta for weight in parameters):
         raise ValueError(
             f"{context.caller}: the weights must be there, and some are on the meta device; call "
             "model.to_empty(device=...) and load or initialise them first"
         )
-    others = [axis.name for axis in axes if not isinstance(axis, GroupLearningRate)]
-    if others:
-        raise TypeError(
-            f"{context.caller}: a horizon judges the learning rate alone, got {', '.join(others)}"
+    if not any(weight.requires_grad for weight in parameters):
+        raise ValueError(
+            f"{context.caller}: the optimizer must train something, and all its parameters are frozen; "
+            "call requires_grad_() on some first"
         )
     if context.replicas.local_count > 1 and probe.has_norms:
         raise TypeError(

@@ -15,7 +15,7 @@ from hdet.probes import Probe
 from hdet.probes.batch_contents import fingerprint
 from hdet.probes.overlap import WIDTH, Overlap
 
-__all__ = ["ProbeChecks", "average", "other_loss"]
+__all__ = ["ProbeChecks", "other_loss"]
 
 logger = logging.getLogger("hdet")
 
@@ -56,12 +56,12 @@ class ProbeChecks:
 
     def row(self) -> list[float]:
         """What this rank has seen of samples that are trained on; the same length on all ranks."""
-        return self._overlap.row()
+        return [] if self._overlap.settled else self._overlap.row()
 
     def judge(self, seen: Seen, windows: Sequence[Window], *, judged: bool) -> tuple[str, ...]:
         """New warnings; raises for what cannot be used where windows are ``judged``."""
         if judged:
-            self.refuse(seen.step, windows)
+            self._check_losses(seen.step, windows)
         said = [] if self._overlap.settled else [self._overlap.found([row[-WIDTH:] for row in seen.rows])]
         if not judged and self._training is not None:
             self._training = seen.training
@@ -72,7 +72,8 @@ class ProbeChecks:
 
     def drew(self, count: int) -> None:
         """The probe is about to measure so many batches."""
-        self._overlap.prepare()
+        if not self._overlap.settled:
+            self._overlap.prepare()
         self._drawn += count
         if self._drawn >= _SAME_BATCH and not self._compared_batches:
             self._compared_batches = True
@@ -85,11 +86,9 @@ class ProbeChecks:
                     self._drawn,
                 )
 
-    def refuse(self, step: int, seen: Sequence[Window]) -> None:
+    def _check_losses(self, step: int, seen: Sequence[Window]) -> None:
         """Raise ValueError where losses at known weights are not finite, or do not depend on the weights."""
         losses = [loss for window in seen for loss in (*window.previous, *window.mean, *window.end)]
-        if not losses:
-            return
         if not all(math.isfinite(loss) for window in seen for loss in window.previous):
             raise ValueError(
                 f"{self._caller}.step: step {step}: the probe's loss must be finite at weights that training "
@@ -137,10 +136,10 @@ def other_loss(training: Sample, probe: Sample) -> str:
     if probe.count < _ENOUGH and training.mean:  # so few may be alike by chance
         relative = training.spread * min(1, abs(probe.mean / training.mean))
         probe = replace(probe, spread=max(probe.spread, relative))
-    apart = abs(training.mean - probe.mean)
+    difference = abs(training.mean - probe.mean)
     one = training.spread <= _ONE * abs(training.mean)
     least = (_SHARE_OF_ONE if one else _SHARE) * min(abs(training.mean), abs(probe.mean))
-    if not apart > max(_ERRORS * math.hypot(training.error, probe.error), least):  # NaN is not known
+    if not difference > max(_ERRORS * math.hypot(training.error, probe.error), least):  # NaN is not known
         return ""
     return (
         f"at the same weights the training loss is {training.mean:.4g} and that of the probe "
@@ -149,8 +148,3 @@ def other_loss(training: Sample, probe: Sample) -> str:
         "or the weights know the training data from before. The learning rate is fitted to the probe's loss: "
         "harmless if intended"
     )
-
-
-def average(losses: Sequence[float]) -> float:
-    """The mean; NaN where one of them is not finite, or there is none."""
-    return math.fsum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else math.nan

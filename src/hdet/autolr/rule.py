@@ -23,12 +23,12 @@ from typing import Literal
 
 from hdet.autolr.choice import mean_of, standard_error
 
-__all__ = ["COMES_DOWN", "HorizonController", "HorizonDecision", "HorizonState", "Window"]
+__all__ = ["DECAYS", "HorizonController", "HorizonDecision", "HorizonState", "Window"]
 
 Action = Literal["scale", "up", "down", "hold", "back"]
 
-#: Why nothing moves in the descent.
-COMES_DOWN = "the schedule comes down"
+#: Why nothing moves in the decay; reports match this sentence.
+DECAYS = "the schedule comes down"
 #: Windows that only bring the weights to speed, before any noise is judged.
 _SCALING_WINDOWS = 3
 _SCALING_STEP = math.log(3.0)
@@ -40,7 +40,7 @@ _BLIND_STEP = math.log(100.0)
 #: So often the learning rate is raised for weights that do not move; then they are taken to have no gradient.
 _MAX_BLIND = 6
 _BACK = math.log(1 / 3)
-#: Before the search has begun any clear rise leads back, so often in a row.
+#: Before the search has begun any clear rise is rolled back, so often in a row.
 _EARLY_BACKS = 3
 #: Weights that move so many times as far as a unit of learning rate has moved them so far were thrown.
 _THROWN = 2.0
@@ -67,9 +67,9 @@ class Window:
     Args:
         step: t, steps taken at its end.
         next_step: t′, where the next window ends.
-        total_steps: S, or None while nobody knows.
+        total_steps: S, or None while it is not known.
         displacement: ‖m − p‖ / ‖p‖.
-        apart: steps between the middles of this window and the one before.
+        steps_between: from the middle of the window before to that of this one.
         previous, mean: the loss of each probe batch at p and m; not read in the first window, and empty there
             unless others than these weights were compared.
         end: the loss at e, of the same batches, or of those that ``mean_there`` has the loss at m of.
@@ -83,7 +83,7 @@ class Window:
     next_step: int
     total_steps: int | None
     displacement: float
-    apart: float
+    steps_between: float
     previous: Sequence[float] = ()
     mean: Sequence[float] = ()
     end: Sequence[float] = ()
@@ -100,7 +100,7 @@ class Window:
     @property
     def speed(self) -> float:
         """v: by how much of their own norm the weights would move in the whole run at this pace."""
-        return self.displacement * (self.step / self.share) / self.apart
+        return self.displacement * (self.step / self.share) / self.steps_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class HorizonState:
     """What is remembered between two windows.
 
     ``value`` is the factor on the schedule; ``pace`` the speed that a unit of it gave the weights so far;
-    ``ceiling`` a value that they exploded at; ``cap`` one that a search which began anew never exceeds.
+    ``ceiling`` a value that they exploded at; ``cap`` one that a restarted search never exceeds.
     ``first_loss`` is where the judged windows began."""
 
     value: float
@@ -161,12 +161,12 @@ class HorizonController:
         memory: weight of the windows before in the pooled gap and progress, in [0, 1).
         significance: a difference of gap from c·progress below this many standard errors moves nothing.
         relapse: a loss at m above that at p by more than three standard errors and the noise of the window's
-            start explain is a relapse, and leads back, if the weights were thrown (moved much further than
+            start explain is a relapse, and rolled back, if the weights were thrown (moved much further than
             before) or if it is this share of the improvement since the search began, and not so again.
 
     >>> controller = HorizonController()
     >>> state = HorizonState(1e-3, windows=9, first_loss=4.0)
-    >>> seen = Window(step=100, next_step=120, total_steps=2000, displacement=0.02, apart=18,
+    >>> seen = Window(step=100, next_step=120, total_steps=2000, displacement=0.02, steps_between=18,
     ...               previous=[2.0], mean=[1.9], end=[1.92])
     >>> decision = controller.update(state, seen)
     >>> decision.action, round(decision.lag, 2), round(decision.tolerated, 1)
@@ -199,37 +199,37 @@ class HorizonController:
         speed = window.speed
         if not window.mean or state.windows == 0:
             return self._scale_blindly(state, window)
-        gap, progress = _gap(window), _progress(window)
+        gaps, gains = _gaps(window), _gains(window)
+        gap, progress, error = mean_of(gaps), mean_of(gains), standard_error(gains)
         state = replace(state, windows=state.windows + 1)
         if self._relapsed(state, window):
-            return self._back(state, speed, _BACK, mean_of(gap), mean_of(progress))
+            return self._back(state, speed, _BACK, gap, progress)
         pace = self._pool(state.pace, speed / state.value)
-        state = replace(state, last_gap=mean_of(gap), backs=0, pace=pace)
+        state = replace(state, last_gap=gap, backs=0, pace=pace)
         if state.windows <= _SCALING_WINDOWS:
-            return self._scale(state, speed, mean_of(gap), mean_of(progress))
+            return self._scale(state, speed, gap, progress)
 
-        pooled_gap = self._pool(state.gap, mean_of(gap))
-        pooled_progress = self._pool(state.progress, mean_of(progress))
+        pooled_gap = self._pool(state.gap, gap)
+        pooled_progress = self._pool(state.progress, progress)
         first = state.first_loss if state.first_loss is not None else mean_of(window.previous)
         state = replace(state, gap=pooled_gap, progress=pooled_progress, first_loss=first)
         # Progress that is not larger than its error counts as none; nor does what is left without noise.
         gained = max(first - mean_of(window.mean), 0.0)
-        least = max(self.significance * standard_error(progress), _STANDSTILL * gained)
+        least = max(self.significance * error, _STANDSTILL * gained)
         tolerated = self.tolerance * self.speed / math.sqrt(window.share) / max(speed, 1e-12)
         lag = _ratio(pooled_gap, max(pooled_progress, least))
         seen = HorizonDecision(state, "hold", speed, pooled_gap, pooled_progress, lag, tolerated)
         # Where nothing has been gained at all, and noise does not show either, the learning rate is too small
         # to be judged.
-        error = standard_error(progress)
-        blind = error > 0 and gained <= 3 * error and pooled_gap <= self.significance * standard_error(gap)
-        if not blind and not self._is_significant(window, tolerated):
+        blind = error > 0 and gained <= 3 * error and pooled_gap <= self.significance * standard_error(gaps)
+        if not blind and not self._is_significant(gaps, gains, tolerated):
             return replace(seen, why="not significant")
         limit = self.growth * math.log(window.next_step / window.step)
         if window.share > _YOUTH and lag < _DRIFT and window.rise <= 0:
             limit *= 2
         change = limit * min(max((tolerated - lag) / tolerated, -1.0), 1.0)
         if change > 0:
-            stands = mean_of(progress) <= _STANDSTILL * gained and not error > 0
+            stands = progress <= _STANDSTILL * gained and not error > 0
             if stands or pooled_progress <= (-least if blind else least):
                 return replace(seen, why="no progress")
             room = math.log(self.top_speed / max(speed, 1e-12))
@@ -245,14 +245,14 @@ class HorizonController:
         return _moved(seen, change)
 
     def descend(self, state: HorizonState, window: Window) -> HorizonDecision:
-        """One window of the descent: the factor stays, unless the window leads back."""
+        """One window of the decay: the factor stays, unless there is a rollback."""
         if not window.mean:
-            return HorizonDecision(state, "hold", window.speed, why=COMES_DOWN)
-        gap, progress = _gap(window), _progress(window)
-        if window.step != window.total_steps and self._relapsed(state, window, descends=True):
-            return self._back(state, window.speed, _BACK, mean_of(gap), mean_of(progress))
-        state = replace(state, last_gap=mean_of(gap), backs=0)
-        return HorizonDecision(state, "hold", window.speed, mean_of(gap), mean_of(progress), why=COMES_DOWN)
+            return HorizonDecision(state, "hold", window.speed, why=DECAYS)
+        gap, progress = mean_of(_gaps(window)), mean_of(_gains(window))
+        if window.step != window.total_steps and self._relapsed(state, window, decays=True):
+            return self._back(state, window.speed, _BACK, gap, progress)
+        state = replace(state, last_gap=gap, backs=0)
+        return HorizonDecision(state, "hold", window.speed, gap, progress, why=DECAYS)
 
     def retreat(self, state: HorizonState, *, slower: bool = True) -> HorizonState:
         """From the best weights on; ``slower``: with a smaller factor that does not grow back to what it
@@ -310,11 +310,11 @@ class HorizonController:
         )
         return HorizonDecision(state, "back", speed, gap, progress, why="the loss rose along the window")
 
-    def _relapsed(self, state: HorizonState, window: Window, *, descends: bool = False) -> bool:
+    def _relapsed(self, state: HorizonState, window: Window, *, decays: bool = False) -> bool:
         """Not finite, or L(m) above L(p) by more than noise explains: that of the probe, and of the start.
 
         A loss that rises while the weights travel as before is no explosion: the data are used up, say, and
-        going back would not mend it.
+        going back would not help.
         """
         # Weights that no probe batch uses may have blown up although every loss is finite.
         if not all(map(math.isfinite, (window.speed, *window.mean, *window.end))):
@@ -331,8 +331,8 @@ class HorizonController:
             return False
         usual = None if state.pace is None else state.pace * state.value * math.exp(max(window.rise, 0.0))
         thrown = usual is not None and window.speed > _THROWN * usual
-        # In the descent the weights slow down by themselves, and overfitting is not held up by a retreat.
-        share = 0.5 if descends else self.relapse
+        # In the decay the weights slow down by themselves, and overfitting is not held up by a retreat.
+        share = 0.5 if decays else self.relapse
         # What rises again at a third of the rate, and was not thrown, is no explosion either.
         if state.first_loss is None:
             return state.backs < _EARLY_BACKS
@@ -341,15 +341,14 @@ class HorizonController:
     def _pool(self, before: float | None, now: float) -> float:
         return now if before is None else self.memory * before + (1 - self.memory) * now
 
-    def _is_significant(self, window: Window, tolerated: float) -> bool:
+    def _is_significant(self, gaps: Sequence[float], gains: Sequence[float], tolerated: float) -> bool:
         """Three paired batches at least make a standard error; with fewer every difference counts."""
-        gap, progress = _gap(window), _progress(window)
-        if len(progress) < 3:
+        if len(gains) < 3:
             return True
-        if len(gap) != len(progress):
-            excess_mean = mean_of(gap) - tolerated * mean_of(progress)
-            return abs(excess_mean) >= self.significance * tolerated * standard_error(progress)
-        excess = [g - tolerated * p for g, p in zip(gap, progress, strict=True)]
+        if len(gaps) != len(gains):
+            excess_mean = mean_of(gaps) - tolerated * mean_of(gains)
+            return abs(excess_mean) >= self.significance * tolerated * standard_error(gains)
+        excess = [g - tolerated * p for g, p in zip(gaps, gains, strict=True)]
         return abs(mean_of(excess)) >= self.significance * standard_error(excess)
 
 
@@ -362,12 +361,12 @@ def _moved(seen: HorizonDecision, change: float) -> HorizonDecision:
     return replace(seen, state=replace(seen.state, value=value), action=action)
 
 
-def _gap(window: Window) -> list[float]:
+def _gaps(window: Window) -> list[float]:
     """Batch by batch: the same samples at both points, so most of their noise cancels."""
     return [e - m for e, m in zip(window.end, window.mean_there or window.mean, strict=True)]
 
 
-def _progress(window: Window) -> list[float]:
+def _gains(window: Window) -> list[float]:
     """Beyond the best so far: what a recovery wins back is none, nor what others have moved."""
     best = window.best or window.previous
     return [b + window.explained - m for b, m in zip(best, window.mean, strict=True)]
@@ -376,13 +375,14 @@ def _progress(window: Window) -> list[float]:
 def _lost_at_its_end(state: HorizonState, window: Window) -> bool:
     """Whether e is further above where the search began than half of what it gained lies below, all of a
     sudden: the mean of such a window may still look well, but nothing good goes on from its end."""
-    gap = _gap(window)
-    sudden = state.last_gap != 0 and mean_of(gap) > _SUDDEN * abs(state.last_gap)
+    gaps = _gaps(window)
+    gap = mean_of(gaps)
+    sudden = state.last_gap != 0 and gap > _SUDDEN * abs(state.last_gap)
     if state.first_loss is None or not sudden:
         return False
     gained = max(state.first_loss - mean_of(window.best or window.previous), 0.0)
-    clear = mean_of(gap) > 3 * standard_error(gap) or min(gap) > gained
-    return clear and mean_of(window.mean) + mean_of(gap) - state.first_loss > _LOST * gained
+    clear = gap > 3 * standard_error(gaps) or min(gaps) > gained
+    return clear and mean_of(window.mean) + gap - state.first_loss > _LOST * gained
 
 
 def _ratio(gap: float, progress: float) -> float:

@@ -1,7 +1,8 @@
-"""A search: training that finds its learning rate, and perhaps more, while it runs. What its doors share.
+"""A search: training that finds its learning rate, and perhaps more, while it runs. AutoLR and AutoTune share
+it.
 
-A scheduler to whoever asks, an engine with a horizon inside, a shape instead of a size, and an end.
-"""
+To frameworks it is a scheduler; inside, a cycle with AutoLR's policy. It checks the arguments, steps, ends
+early where nothing improves, loads the best weights, exports the schedule and saves its state."""
 
 from __future__ import annotations
 
@@ -13,19 +14,23 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.autolr.arguments import LEAST_STEPS, check, doubt, shortest_window
-from hdet.autolr.drawn import DrawnShape
-from hdet.autolr.ends import end_of
-from hdet.autolr.keeper import Handed
+from hdet.autolr.best import Best
 from hdet.autolr.policy import Horizon
-from hdet.autolr.replay import Descent, FoundSchedule
 from hdet.autolr.rule import HorizonController
-from hdet.autolr.shapes import SHAPES, Shape, WarmStableDecay
-from hdet.autolr.verdict import Verdict
+from hdet.autolr.schedule import (
+    SHAPES,
+    Decay,
+    DrawnShape,
+    FoundSchedule,
+    Shape,
+    WarmStableDecay,
+    end_of,
+    set_lr,
+)
 from hdet.history import History, SyncRecord
 from hdet.hyperparameters import LearningRate
 from hdet.loop.announce import Event
@@ -33,21 +38,27 @@ from hdet.loop.checks import OneSearch, check_together
 from hdet.loop.cycle import Cycle, Door
 from hdet.loop.fan_out import Gradients
 from hdet.loop.levels import Design
-from hdet.loop.optimizers import JointOptimizer, parts_of
+from hdet.loop.optimizers import JointOptimizer, parts_of, unwrapped
 from hdet.loop.policy import Policy
 from hdet.loop.state import Owner, check_fits
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
 from hdet.removed import refuse_removed
 from hdet.replicas import Replicas
+from hdet.replicas.stacked.optimizer import StackedOptimizer
 
-__all__ = ["Search"]
+__all__ = ["Search", "check_model", "check_offload", "check_probe", "shortest_window", "take_optimizers"]
 
 logger = logging.getLogger("hdet")
 
+#: Fewer steps than this hold too few windows for any decision.
+_LEAST_STEPS = 40
+#: The shortest window; momentum that remembers more steps than twice as many makes it longer.
+_FIRST = 10
+
 
 class Search(Door, LRScheduler):
-    """Steps, ends, hands over and remembers; :class:`hdet.AutoLR` and :class:`hdet.AutoTune` say what of.
+    """What :class:`hdet.AutoLR` and :class:`hdet.AutoTune` have in common.
 
     Args:
         every: the optimizer, or several as one.
@@ -59,8 +70,8 @@ class Search(Door, LRScheduler):
     All others are those of :class:`hdet.AutoLR`.
     """
 
-    _handed: Handed | None = None
-    #: Frameworks add to it; nobody reads it here.
+    _finished: Best | None = None
+    #: Frameworks add to it; hdet does not read it.
     _step_count = 1
 
     def __init__(
@@ -82,7 +93,7 @@ class Search(Door, LRScheduler):
         seed: int = 0,
     ) -> None:
         # Not LRScheduler.__init__: it writes into the groups, puts a step of its own over the optimizer's
-        # and steps. Everything that a scheduler is asked for is here.
+        # and steps. Everything that a scheduler is asked for is defined below.
         self._name = type(self).__name__
         self.optimizers = parts_of(every)
         #: The first of them, as a scheduler has one; :attr:`optimizers` has all.
@@ -91,7 +102,7 @@ class Search(Door, LRScheduler):
         check_together(
             self._name,
             replicas,
-            lambda: check(self._name, every, probe, total_steps, schedule, rule, patience, offload),
+            lambda: _check(self._name, every, probe, total_steps, schedule, rule, patience, offload),
             {"schedule": repr(kind)},
         )
         self.base_lrs = [float(group["lr"]) for group in every.param_groups]
@@ -101,10 +112,10 @@ class Search(Door, LRScheduler):
         if isinstance(schedule, LRScheduler):
             self._driver = schedule
         else:
-            # total_steps=None has been refused for every shape that needs an end.
+            # _check has raised for total_steps=None with every shape that needs an end.
             self._shape = SHAPES[schedule](total_steps)  # type: ignore[arg-type]
             self._driver = DrawnShape(every, self._shape, sizes)
-        last = None if self._shape is None else self._shape.search_until
+        last = self._shape.decay_from if isinstance(self._shape, WarmStableDecay) else None
         self._horizon = Horizon(
             [LearningRate(spread=0.0)],
             probe,
@@ -129,72 +140,116 @@ class Search(Door, LRScheduler):
             on_event=on_event,
             caller=self._name,
         )
-        self._cycle.says_end = False  # the verdict does
-        self._begin(probe, doubt(self._name, every, probe) if replicas.world_rank == 0 else [])
-
-    def _begin(self, probe: Probe, doubts: Sequence[str]) -> None:
-        groups = self._optimizer.param_groups
-        self._groups = len(groups)
+        self._cycle.says_end = False  # the summary says it
+        self._groups = len(every.param_groups)
         self._found = FoundSchedule(self._groups)
-        self._said_late_group = False
-        self._plain = not any(isinstance(group["lr"], Tensor) for group in groups)
-        kinds = " and ".join(type(part).__name__ for part in self.optimizers)
-        self._only = OneSearch(self._name, probe.model, kinds)
-        self._verdict = Verdict(self._name)
-        for said in doubts:
-            logger.warning("%s: %s", self._name, said)
+        self._said_late_group = self._said_summary = False
+        self._plain = not any(isinstance(group["lr"], Tensor) for group in every.param_groups)
+        self._only = OneSearch(
+            self._name, probe.model, " and ".join(type(p).__name__ for p in self.optimizers)
+        )
+        #: For the summary: windows, rollbacks, the probe's first and last loss, the highest learning rate.
+        self._windows = self._rollbacks = 0
+        self._first_loss = self._last_loss = self._peak_lr = math.nan
+        if replicas.world_rank == 0:
+            for doubt in _doubts(self._name, every, probe):
+                logger.warning("%s: %s", self._name, doubt)
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:  # type: ignore[override]
         """Call after ``optimizer.step()``, of several after that of the last; returns the record of a window
         when one has ended.
 
-        The training loss is not needed; given, its mean stands in the record, and that of the first window is
-        held against the probe's at the same weights. Between windows nothing waits for the device.
+        The training loss is not needed; given, its mean is in the record, and that of the first window is
+        compared with the probe's at the same weights. Between windows nothing waits for the device.
         """
         cycle = self._cycle
         before = cycle.steps
         used = self.get_last_lr() if self._plain else []
-        decays = self._decay_from is not None and before >= self._decay_from
-        descents = self._descents() if decays else None
+        shape, decays = self._shape, None
+        if isinstance(shape, WarmStableDecay) and shape.decay_from is not None and before >= shape.decay_from:
+            decays = self._decays(shape)
         try:
             record = cycle.step(loss)
             if record is not None:
                 self._only.window_ended()
-                self._verdict.see(record, used)
+                self._count(record, used)
                 if self._horizon.stalled:
-                    self._come_down()
+                    self._end_early()
             return record
         finally:  # a step counts although the probe that followed it raised
             back = cycle.taken_back
             if cycle.steps + len(back) > before:
                 if self._plain:
-                    self._found.add(used[: self._groups], descents)
+                    self._found.add(used[: self._groups], decays)
                     if back:
                         self._found.drop(back)
                     if len(used) > self._groups and not self._said_late_group:
                         self._warn_of_late_group(used[self._groups])
                 if cycle.steps == cycle.total_steps and self.finished:
-                    self._say_verdict()
+                    self._log_summary()
 
-    def _say_verdict(self) -> None:
-        if self._cycle.replicas.world_rank == 0:
-            self._verdict.say(logger, self.steps, self._budget, self._horizon.incumbent.keeper)
+    def _decays(self, shape: WarmStableDecay) -> list[Decay]:
+        """The decay that each group's learning rate follows now; other shapes change by no exact rule."""
+        assert isinstance(self._driver, DrawnShape)
+        factors = [axis.factor for axis in self._horizon.axes]  # type: ignore[attr-defined]  # learning rates
+        return [Decay(f, ratio, shape) for f, ratio in zip(factors, self._driver.ratios, strict=True)]
 
-    def _come_down(self) -> None:
-        """Where nothing improves any more, the run comes down, over a tenth of the steps so far. Other
-        schedules come down by themselves."""
+    def _end_early(self) -> None:
+        """Where nothing improves any more, decay over a tenth of the steps so far. Other schedules than
+        ``"wsd"`` decay by themselves."""
         left = math.inf if self._budget is None else self._budget - self.steps
-        steps = int(min(max(LEAST_STEPS // 4, self.steps // 10), left))
+        steps = int(min(max(_LEAST_STEPS // 4, self.steps // 10), left))
         if steps < 1 or not isinstance(self._shape, WarmStableDecay) or self._shape(self.steps) < 1:
             return
         logger.warning(
-            "%s: step %d: the probe's loss has not improved beyond its error for long: training comes down "
-            "and ends at step %d",
+            "%s: step %d: the probe's loss has not improved beyond its error for long: the learning rate "
+            "decays and training ends at step %d",
             self._name,
             self.steps,
             self.steps + steps,
         )
         self.cooldown(steps)
+
+    def _count(self, record: SyncRecord, lrs: Sequence[float]) -> None:
+        """Remember a window, trained at ``lrs``, for the summary."""
+        self._windows += 1
+        self._rollbacks += any(": back to " in event for event in record.events)
+        seen = record.horizon[0]
+        if math.isnan(self._first_loss):
+            self._first_loss = seen.loss_previous
+        # The end of the run is measured on all batches; within a run the mean stands for it.
+        for loss in (seen.loss_mean, seen.loss_end):
+            self._last_loss = loss if math.isfinite(loss) else self._last_loss
+        self._peak_lr = max([lr for lr in (self._peak_lr, *lrs) if math.isfinite(lr)], default=math.nan)
+
+    def _log_summary(self) -> None:
+        """One line, once, if anything was measured: what the run found, or that it did not improve."""
+        first, last = self._first_loss, self._last_loss
+        if self._cycle.replicas.world_rank or self._said_summary or math.isnan(first):
+            return
+        self._said_summary = True
+        weights = self._horizon.incumbent.weights
+        best, improved = weights.best, weights.choice.improved
+        loads = "nothing was kept for finish_()"
+        if best is not None:
+            loads = f"finish_() loads the {best.kind} of step {best.step}, at {best.loss:.4g}"
+        steps = f"{self.steps} steps" if self._budget is None else f"{self.steps} of {self._budget} steps"
+        rollbacks = f"{self._rollbacks} rollback{'' if self._rollbacks == 1 else 's'}"
+        counted = f"{self._windows} windows, {rollbacks}"
+        lowest = last if best is None else min(best.loss, last)
+        # Where the start was measured like the rest, nothing since was better than it by more than the error.
+        if (improved is not None and improved.kind == "start") or not lowest < first:
+            logger.warning(
+                "%s: %s: the run did not improve: the probe's loss was %.4g at the start and is %.4g (%s); "
+                "%s. Is the probe's data of the kind that is trained on, and does the training loss fall?",
+                *(self._name, steps, first, last, counted, loads),
+            )
+        else:
+            logger.info(
+                "%s: %s: the probe's loss went from %.4g to %.4g; the highest learning rate was %.3g (%s); "
+                "%s",
+                *(self._name, steps, first, last, self._peak_lr, counted, loads),
+            )
 
     @property
     def finished(self) -> bool:
@@ -203,47 +258,32 @@ class Search(Door, LRScheduler):
 
     @property
     def searching(self) -> bool:
-        """Whether the learning rate is still being looked for; else the schedule comes down with it."""
+        """Whether the learning rate is still searched for; else the schedule decays."""
         return self._horizon.learns
 
     @property
-    def best(self) -> Handed | None:
-        """The best weights seen so far by the probe; with an honest estimate once they were handed over."""
-        return self._handed or self._horizon.incumbent.keeper.best
+    def best(self) -> Best | None:
+        """The best weights seen so far by the probe; with an honest estimate after :meth:`finish_`."""
+        return self._finished or self._horizon.incumbent.weights.best
 
-    def finish_(self) -> Handed | None:
-        """Let the model hold the best weights that were seen, and say what they are worth.
+    def finish_(self) -> Best | None:
+        """Load the best weights seen into the model and estimate their loss.
 
         The decayed end, or an earlier window's mean where the probe finds that clearly better. Every rank
         calls it, when training is over. None if nothing was measured: the model stays as it is.
         """
         self._cycle.stop()
-        self._say_verdict()
-        best = self._horizon.incumbent.keeper.best
-        standing = best is not None and best.kind == "end" and best.step == self.steps
-        self._handed = self._horizon.incumbent.keeper.hand_over_(standing=standing)
-        if self._handed is not None:
-            self._cycle.note("handed", weights=asdict(self._handed))
-        return self._handed
-
-    def _descents(self) -> list[Descent]:
-        """Of which descent the present learning rates are a part; other shapes change by no exact rule."""
-        shape, driver = self._shape, self._driver
-        assert isinstance(shape, WarmStableDecay)
-        assert isinstance(driver, DrawnShape)
-        factors = [axis.factor for axis in self._horizon.axes]  # type: ignore[attr-defined]  # learning rates
-        return [Descent(f, ratio, shape) for f, ratio in zip(factors, driver.ratios, strict=True)]
-
-    @property
-    def _decay_from(self) -> int | None:
-        """The step at which a ``"wsd"`` comes down."""
-        return self._shape.decay_from if isinstance(self._shape, WarmStableDecay) else None
+        self._log_summary()
+        self._finished = self._horizon.incumbent.weights.finish_(self.steps)
+        if self._finished is not None:
+            self._cycle.note("handed", weights=asdict(self._finished))
+        return self._finished
 
     def _warn_of_late_group(self, lr: float) -> None:
         self._said_late_group = True
         logger.warning(
-            "%s: a parameter group was added after it was made: it keeps its own lr, %g, which nobody moves; "
-            "add groups first",
+            "%s: a parameter group was added after it was made: it keeps its own lr, %g, which hdet does not "
+            "move; add groups first",
             self._name,
             lr,
         )
@@ -260,7 +300,7 @@ class Search(Door, LRScheduler):
 
     @property
     def total_steps(self) -> int | None:
-        """S, or None while nobody knows; a run that comes down early ends there."""
+        """S, or None while it is not known; a run that ends early ends there."""
         return self._cycle.total_steps
 
     @property
@@ -276,27 +316,28 @@ class Search(Door, LRScheduler):
         )
 
     def cooldown(self, steps: int) -> None:
-        """Come down to zero, linearly, over the next ``steps`` steps; the search for a size ends here.
+        """Decay to zero, linearly, over the next ``steps`` steps; the search ends now.
 
         Every rank must call it at the same step.
         """
         if not isinstance(self._shape, WarmStableDecay):
-            raise ValueError(f"{self._name}.cooldown: schedule must be 'wsd'; any other comes down by itself")
+            raise ValueError(f"{self._name}.cooldown: schedule must be 'wsd'; any other decays by itself")
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(f"{self._name}.cooldown: steps must be an integer of at least 1, got {steps!r}")
         if not self._cycle.rounds:
             raise RuntimeError(
                 f"{self._name}.cooldown: a window must have ended before, which the first does after ten "
-                f"steps, and this is step {self.steps}: there is no learning rate yet to come down from"
+                f"steps, and this is step {self.steps}: there is no learning rate yet to decay from"
             )
-        # Where it is coming down already, it comes down from there.
-        self._cool(self.steps, self.steps + steps, self._shape(self.steps))
+        # Where it decays already, it decays from its present height.
+        self._change_shape(WarmStableDecay(self.steps + steps, self.steps, self._shape(self.steps)))
         self._cycle.end_search()
 
-    def _cool(self, start: int, end: int, height: float) -> None:
+    def _change_shape(self, shape: WarmStableDecay) -> None:
         assert isinstance(self._driver, DrawnShape)
-        self._shape = self._driver.shape = WarmStableDecay(end, start, height)
-        self._cycle.end_at(end)
+        assert shape.total_steps is not None
+        self._shape = self._driver.shape = shape
+        self._cycle.end_at(shape.total_steps)
 
     def export(self, path: str | PathLike[str]) -> None:
         """Write the learning rate of every step so far as JSON, for :func:`hdet.replay`."""
@@ -329,7 +370,12 @@ class Search(Door, LRScheduler):
             else None,
             "schedule": [self._driver.state_dict()],
             "lr": self.get_last_lr()[: self._groups],
-            "verdict": self._verdict.state_dict(),
+            "verdict": {
+                "counts": [self._windows, self._rollbacks],
+                "losses": [self._first_loss, self._last_loss],
+                "peak": self._peak_lr,
+                "said": self._said_summary,
+            },
         }
 
     @property
@@ -339,15 +385,15 @@ class Search(Door, LRScheduler):
         return replace(owner, configuration={**owner.configuration, **own})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up where :meth:`state_dict` left off, after model and optimizers have been loaded. Another
-        ``total_steps`` than before counts from here on, where the schedule is ``"wsd"``. Raises for what
+        """Continue from :meth:`state_dict`, after model and optimizers have been loaded. Another
+        ``total_steps`` than before counts from now on, where the schedule is ``"wsd"``. Raises for what
         cannot be loaded, and then changes nothing."""
-        comes_down = isinstance(self._shape, WarmStableDecay)
-        state, before = self._owner.unpack(state_dict, free={"total_steps"} if comes_down else ())
+        decays = isinstance(self._shape, WarmStableDecay)
+        state, before = self._owner.unpack(state_dict, free={"total_steps"} if decays else ())
         check_fits(self._name, {**self._own_state(), "engine": {}}, state)
         self._cycle.check_state(state["engine"])
         found, end = FoundSchedule.from_json(state["found"], f"{self._name}.load_state_dict"), None
-        if comes_down:
+        if decays:
             decay_from, last, height = state["cooldown"]
             saved, steps = WarmStableDecay(last, decay_from, height), state["engine"]["steps"]
             end = end_of(self._name, saved, before["total_steps"], self._budget, steps)
@@ -355,19 +401,166 @@ class Search(Door, LRScheduler):
         self._cycle.take_state(state["engine"])
         # The optimizer may have been loaded before this object was made, which then wrote its own.
         for group, lr in zip(self._optimizer.param_groups, state["lr"], strict=False):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
-        if end is not None and end.shape.decay_from is not None and end.shape.total_steps is not None:
-            self._cool(end.shape.decay_from, end.shape.total_steps, end.shape.height)
+            set_lr(group, lr)
+        if end is not None and end.shape.total_steps is not None:
+            self._change_shape(end.shape)
             if end.over:
                 self._cycle.end_search(meet=False)
             if end.new:
                 self._horizon.recounted(self.steps)
         self._found = found
-        self._verdict.load_state_dict(state["verdict"])
+        summary = state["verdict"]
+        self._windows, self._rollbacks = summary["counts"]
+        self._first_loss, self._last_loss = summary["losses"]
+        self._peak_lr, self._said_summary = summary["peak"], summary["said"]
 
     def extra_bytes(self) -> int:
         """Memory taken beyond training itself."""
         return self._horizon.extra_bytes()
+
+
+def take_optimizers(caller: str, optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
+    """Torch's own optimizer, or several as one."""
+    if not isinstance(optimizer, (list, tuple)):
+        return unwrapped(caller, optimizer)
+    parts = [unwrapped(caller, part) for part in optimizer]
+    if not parts or len({id(part) for part in parts}) < len(parts):
+        raise ValueError(f"{caller}: optimizer must be one, or a list of different ones, got {len(parts)}")
+    if len(parts) > 1 and any(isinstance(part, StackedOptimizer) for part in parts):
+        raise TypeError(f"{caller}: several optimizers must train one model, got replicas that are stacked")
+    return parts[0] if len(parts) == 1 else JointOptimizer(caller, parts)
+
+
+def shortest_window(optimizer: Optimizer, total_steps: int | None) -> int:
+    """Ten steps, or as many as momentum remembers: within fewer its swing looks like a trend.
+
+    A run has eight of them at least.
+    """
+    betas = [group.get("momentum", group.get("betas", (0.0,))[0]) for group in optimizer.param_groups]
+    memory = max(1 / (1 - beta) if isinstance(beta, float) and beta < 1 else 1.0 for beta in betas)
+    if memory <= 2 * _FIRST:
+        return _FIRST
+    longest = math.inf if total_steps is None else max(total_steps // 8, _FIRST)
+    return round(min(memory, longest))
+
+
+def _check(
+    caller: str,
+    optimizer: Optimizer,
+    probe: object,
+    total_steps: object,
+    schedule: object,
+    rule: object,
+    patience: object,
+    offload: object,
+) -> None:
+    """Raise TypeError or ValueError for what cannot work."""
+    check_probe(caller, probe)
+    _check_optimizer(caller, optimizer)
+    if total_steps is not None and (not isinstance(total_steps, int) or total_steps < _LEAST_STEPS):
+        raise ValueError(
+            f"{caller}: total_steps must be an integer of at least {_LEAST_STEPS}, or None to run "
+            f"open-ended, got {total_steps!r}"
+        )
+    _check_schedule(caller, optimizer, schedule, total_steps)
+    if rule is not None and not isinstance(rule, HorizonController):
+        raise TypeError(
+            f"{caller}: rule must be a hdet.autolr.rule.HorizonController, got {type(rule).__name__}"
+        )
+    if patience is not None and (not isinstance(patience, int) or patience < 1):
+        raise ValueError(f"{caller}: patience must be an integer of at least 1, or None, got {patience!r}")
+    check_offload(caller, offload)
+
+
+def check_probe(caller: str, probe: object, *, required: bool = True) -> None:
+    """Raise TypeError for anything but a probe."""
+    if not isinstance(probe, Probe) and (required or probe is not None):
+        raise TypeError(
+            f"{caller}: probe must be a hdet.Probe{'' if required else ' or None'}, got "
+            f"{type(probe).__name__}; hdet.Probe(loss_fn, batches, model=model) makes one"
+        )
+
+
+def check_model(caller: str, model: object) -> None:
+    """Raise TypeError for anything but a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}: model must be a torch nn.Module, got {type(model).__name__}")
+
+
+def check_offload(caller: str, offload: object) -> None:
+    """Raise TypeError for anything but True and False."""
+    if not isinstance(offload, bool):
+        raise TypeError(f"{caller}: offload must be True or False, got {offload!r}")
+
+
+def _check_optimizer(caller: str, optimizer: Optimizer) -> None:
+    for part in parts_of(optimizer):
+        if any(kind.__name__ == "LBFGS" for kind in type(part).__mro__):
+            raise TypeError(
+                f"{caller}: optimizer must take one step on one gradient, got LBFGS, whose step evaluates a "
+                f"closure many times, on one batch, and has no rate to judge; use it without {caller}, "
+                "with line_search_fn='strong_wolfe', or another optimizer, such as AdamW"
+            )
+    for i, group in enumerate(optimizer.param_groups):
+        lr = float(group["lr"])
+        if not (math.isfinite(lr) and lr > 0):
+            raise ValueError(
+                f"{caller}: the groups' lr must be finite and > 0, for their ratios are kept, got {lr} in "
+                f"group {i}; give another (a schedule may not begin at zero; after a run that has decayed "
+                "to zero, make a new optimizer), or freeze it"
+            )
+
+
+def _check_schedule(caller: str, optimizer: Optimizer, schedule: object, total_steps: object) -> None:
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError(f"{caller}: schedule must step without a metric, got ReduceLROnPlateau; use 'wsd'")
+    if not isinstance(schedule, LRScheduler):
+        if not isinstance(schedule, str) or schedule not in SHAPES:
+            raise ValueError(
+                f"{caller}: schedule must be one of {', '.join(map(repr, SHAPES))} or a torch LRScheduler, "
+                f"got {schedule!r}"
+            )
+        if total_steps is None and schedule != "wsd":
+            raise ValueError(f"{caller}: schedule={schedule!r} needs total_steps; only 'wsd' runs open-ended")
+    elif hasattr(schedule, "finish_"):
+        raise TypeError(f"{caller}: schedule must be a shape for AutoLR to scale, got an AutoLR; use 'wsd'")
+    elif isinstance(optimizer, JointOptimizer):
+        raise TypeError(
+            f"{caller}: schedule must be a name where there are several optimizers, got a "
+            f"{type(schedule).__name__}, which writes the learning rates of one of them alone; use "
+            f"{', '.join(map(repr, SHAPES))}"
+        )
+    elif unwrapped(caller, schedule.optimizer) is not optimizer:
+        raise ValueError(f"{caller}: schedule must be a scheduler of this optimizer, got one of another")
+
+
+def _doubts(caller: str, optimizer: Optimizer, probe: Probe) -> list[str]:
+    """What a user should know before training begins."""
+    said = [
+        f"optimizer {type(part).__name__} brings a learning rate of its own ({sign}): {caller} moves a "
+        "factor on it while it moves itself, and neither knows of the other; use a plain optimizer, such as "
+        f"AdamW, or leave {caller} away"
+        for part in parts_of(optimizer)
+        if (sign := _own_rate(part))
+    ]
+    if probe.choosing == 1:
+        only = probe.holds == 1
+        said.append(
+            f"the probe has {'one batch' if only else 'one batch to choose by'}: decisions have no standard "
+            f"error{', and there is no honest estimate of what finish_ loads' if only else ''}; give "
+            "Probe 8 batches or more"
+        )
+    return said
+
+
+def _own_rate(optimizer: Optimizer) -> str:
+    """By what signs an optimizer that finds its own learning rate is known; nothing is imported for it."""
+    for key in ("d", "d_coef", "d0"):  # Prodigy, D-Adaptation
+        if any(key in group for group in optimizer.param_groups):
+            return f"its groups hold {key!r}"
+    if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
+        return "it averages its own iterates, by train() and eval()"  # Schedule-Free
+    mechanic = any(kind.__name__.startswith("Mechani") for kind in type(optimizer).__mro__)
+    if mechanic or "_mechanic" in optimizer.state:
+        return "it is a Mechanic"
+    return ""

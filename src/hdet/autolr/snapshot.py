@@ -1,12 +1,15 @@
-"""The way back: weights, optimizer state and buffers as they were when the window began.
+"""Copies that training can return to: weights, optimizer state and buffers, in memory that is written over.
 
-One copy of each, in memory that is kept and written over: on the device, or in the host's (pinned where
-there is an accelerator), which is slower and takes nothing from the device.
+A copy lies on the device, or in the host's memory (pinned where there is an accelerator), which is slower and
+takes nothing from the device. A tensor that is made of others (quantised state: codes and scales) is copied
+by its parts, bit for bit: its own ``empty_like`` and ``clone`` may be missing, and its ``.to(copy=True)`` may
+return the same memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -15,74 +18,179 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.autolr.room import bytes_of, copy_into, copy_of, fits, room_for, settled
 from hdet.loop.optimizers import every_parameter
 from hdet.loop.state import Own, Piece
 from hdet.replicas import drop_gathered, is_dtensor, local, sharded_like, state_of
 
-__all__ = ["Snapshot"]
+__all__ = ["Copies", "Snapshot", "copy_into", "copy_of", "empty_copy", "fits", "wait_for_copies"]
 
-#: Kind of home (weight, buffer, state, group), its number, the name in it.
-_Key = tuple[str, int, str]
+#: The protocol of torch's wrapper subclasses, which are made of other tensors.
+_FLATTEN = "__tensor_flatten__"
+#: Devices from which copies are under way.
+_SENDERS: set[torch.device] = set()
+#: Memory from this size on has pages of its own.
+_LARGE_BYTES = 1 << 20
 #: What a parameter group holds that is the user's or the schedule's, not the optimizer's.
 _NOT_STATE = frozenset({"params", "lr", "initial_lr", "param_names"})
+
+#: Where a tensor was found: weight, buffer, state or group; the number of that; its name there.
+_Key = tuple[str, int, str]
+
+
+def empty_copy(tensor: Tensor, *, offload: bool) -> Tensor:
+    """Memory for a copy of ``tensor``; the host's is pinned, so that copying waits for nothing."""
+    if hasattr(tensor, _FLATTEN):
+        return _by_parts(tensor, lambda part: empty_copy(part, offload=offload))
+    if not offload or tensor.device.type == "cpu":
+        return torch.empty_like(tensor, memory_format=torch.preserve_format, requires_grad=False)
+    if tensor.device.type == "cuda":
+        return _pinned_like(tensor)
+    return torch.empty_like(tensor, device="cpu", requires_grad=False)
+
+
+def fits(memory: Tensor, tensor: Tensor) -> bool:
+    """Whether the one can hold a copy of the other."""
+    if memory.shape != tensor.shape or hasattr(memory, _FLATTEN) != hasattr(tensor, _FLATTEN):
+        return False
+    if not hasattr(tensor, _FLATTEN):
+        return True
+    names = _parts(tensor)
+    return names == _parts(memory) and all(fits(getattr(memory, n), getattr(tensor, n)) for n in names)
+
+
+def copy_into(memory: Tensor, tensor: Tensor) -> None:
+    """Copy, in the order of the device's other work; :func:`wait_for_copies` before the host reads it."""
+    if hasattr(tensor, _FLATTEN):
+        for name in _parts(tensor):
+            copy_into(getattr(memory, name), getattr(tensor, name))
+        return
+    under_way = memory.is_cpu and not tensor.is_cpu and memory.is_pinned()
+    memory.copy_(tensor.detach(), non_blocking=under_way)
+    if under_way:
+        _SENDERS.add(tensor.device)
+
+
+def copy_of(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy in new memory on ``device``."""
+    if hasattr(tensor, _FLATTEN):
+        return _by_parts(tensor, lambda part: copy_of(part, device))
+    return tensor.detach().to(device, copy=True)
+
+
+def wait_for_copies() -> None:
+    """Wait until what was copied to the host has arrived there."""
+    while _SENDERS:
+        torch.cuda.synchronize(_SENDERS.pop())
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    if hasattr(tensor, _FLATTEN):
+        return sum(_bytes_of(getattr(tensor, name)) for name in _parts(tensor))
+    return tensor.numel() * tensor.element_size()
+
+
+def _parts(tensor: Any) -> list[str]:
+    """The attributes that hold its tensors."""
+    return list(tensor.__tensor_flatten__()[0])
+
+
+def _by_parts(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+    whole: Any = tensor
+    names, context = whole.__tensor_flatten__()
+    parts = {name: make(getattr(tensor, name)) for name in names}
+    made: Tensor = type(whole).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+    return made
+
+
+def _pinned_like(tensor: Tensor) -> Tensor:
+    """Memory of the host that the device reaches by itself.
+
+    The processor's threads make what is large, and the device registers it afterwards: torch's own way makes
+    it page by page in one thread, a second for two gigabytes, and rounds it up to a power of two.
+    """
+    size = tensor.numel() * tensor.element_size()
+    if size >= _LARGE_BYTES:
+        made = torch.empty_like(tensor, device="cpu", requires_grad=False).zero_()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if int(runtime.cudaHostRegister(made.data_ptr(), size, 0)) == 0:
+            weakref.finalize(made, runtime.cudaHostUnregister, made.data_ptr()).atexit = False
+            return made
+    return torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)
+
+
+class Copies:
+    """Copies of tensors by key; the memory is kept and written over.
+
+    Args:
+        offload: whether it is the host's.
+    """
+
+    def __init__(self, *, offload: bool) -> None:
+        self._offload = offload
+        self.tensors: dict[Any, Tensor] = {}
+
+    @torch.no_grad()
+    def write(self, key: Hashable, tensor: Tensor, like: Tensor | None = None) -> None:
+        """Copy one, in the type and shape of ``like`` if that is another."""
+        like = tensor if like is None else like
+        memory = self.tensors.get(key)
+        if memory is None or memory.dtype != like.dtype or not fits(memory, like):
+            memory = self.tensors[key] = self.empty(like)
+        copy_into(memory, tensor)
+
+    def write_all(self, tensors: Mapping[Any, Tensor]) -> None:
+        """Copy all of them, and forget all others."""
+        self.tensors = {key: memory for key, memory in self.tensors.items() if key in tensors}
+        for key, tensor in tensors.items():
+            self.write(key, tensor)
+
+    def empty(self, like: Tensor) -> Tensor:
+        """Memory for one that is not copied yet."""
+        return empty_copy(like, offload=self._offload)
+
+    def bytes(self) -> int:
+        """What they take."""
+        return sum(map(_bytes_of, self.tensors.values()))
 
 
 class Snapshot:
     """What training can return to.
 
     Args:
-        weights: the parameters.
-        optimizer: its state is kept, whatever kind it is.
-        model: its buffers are kept.
+        optimizer: its parameters and its state are copied, whatever kind it is.
+        model: its buffers are copied.
         offload: whether the copies lie in the host's memory.
     """
 
-    def __init__(
-        self,
-        weights: Sequence[Tensor],
-        optimizer: Optimizer,
-        model: nn.Module,
-        *,
-        offload: bool,
-    ) -> None:
-        self._weights = list(weights)
+    def __init__(self, optimizer: Optimizer, model: nn.Module, *, offload: bool) -> None:
         self._optimizer = optimizer
         self._model = model
-        self._offload = offload
-        self._tensors: dict[_Key, Tensor] = {}
+        self._weights = [local(parameter) for parameter in every_parameter(optimizer)]
+        self._copies = Copies(offload=offload)
         self._values: dict[_Key, Any] = {}
 
-    @torch.no_grad()
     def take(self) -> None:
-        """Copy everything as it stands."""
-        tensors, values = self._now()
-        for gone in self._tensors.keys() - tensors.keys():
-            del self._tensors[gone]
-        for key, tensor in tensors.items():
-            kept = self._tensors.get(key)
-            if kept is None or not fits(kept, tensor) or kept.dtype != tensor.dtype:
-                kept = self._tensors[key] = room_for(tensor, offload=self._offload)
-            copy_into(kept, tensor)
-        self._values = values
+        """Copy everything."""
+        tensors, self._values = self._now()
+        self._copies.write_all(tensors)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Bring everything back, in place; state that did not exist then is removed."""
+        """Write everything back, in place; state that did not exist then is removed."""
         tensors, values = self._now()
-        homes = self._homes()
+        copies, homes = self._copies.tensors, self._homes()
         groups = {i for kind, i, _ in self._values if kind == "group"}
-        for kind, i, name in (tensors.keys() | values.keys()) - self._tensors.keys() - self._values.keys():
+        for kind, i, name in (tensors.keys() | values.keys()) - copies.keys() - self._values.keys():
             # A buffer made since then is a cache, not a statistic; a group added since then is the user's.
             if kind == "state" or (kind == "group" and i in groups):
                 del homes[kind, i][name]
-        for key, kept in self._tensors.items():
+        for key, copy in copies.items():
             kind, i, name = key
-            if key in tensors and fits(tensors[key], kept):
-                copy_into(tensors[key], kept)
+            if key in tensors and fits(tensors[key], copy):
+                copy_into(tensors[key], copy)
             elif kind in ("state", "group") and (kind, i) in homes:
-                settled()
-                again = copy_of(kept, self._weights[0].device)
+                wait_for_copies()
+                again = copy_of(copy, self._weights[0].device)
                 homes[kind, i][name] = sharded_like(self._parameters[i], again) if kind == "state" else again
         for (kind, i, name), value in self._values.items():
             homes[kind, i][name] = _own(value)
@@ -90,37 +198,38 @@ class Snapshot:
 
     def bytes(self) -> int:
         """What the copies take."""
-        return sum(map(bytes_of, self._tensors.values()))
+        return self._copies.bytes()
 
     def state_dict(self, *, spare_state: bool = True) -> dict[str, Any]:
-        """The copies themselves, so that a resumed run can go back to where the unbroken one could.
+        """The copies themselves, so that a resumed run can return to the same point.
 
-        ``spare_state``: there is room for optimizer state that was not there yet, too. Without it a run can
-        do without state that was.
+        ``spare_state``: also with memory for optimizer state that did not exist yet; without it, a run can
+        be loaded without state that did.
         """
-        settled()
-        kept: dict[str, Any] = {"weight": {}, "buffer": [], "state": {}, "group": {}}
-        for (kind, i, name), tensor in self._tensors.items():
+        wait_for_copies()
+        saved: dict[str, Any] = {"weight": {}, "buffer": [], "state": {}, "group": {}}
+        for (kind, i, name), copy in self._copies.tensors.items():
             if kind == "weight":
-                kept[kind][i] = Piece(tensor, self._parameters[i])
+                saved[kind][i] = Piece(copy, self._parameters[i])
             elif kind == "buffer":
-                kept[kind].append([name, tensor])
+                saved[kind].append([name, copy])
             else:
-                held = tensor if kind == "group" else self._of_state(i, tensor, may_miss=not spare_state)
-                kept[kind].setdefault(i, {})[name] = held
-        for (kind, i, name), tensor in self._now()[0].items():
-            if (kind, i, name) in self._tensors or kind not in ("weight", "state"):
+                held = copy if kind == "group" else self._of_state(i, copy, may_miss=not spare_state)
+                saved[kind].setdefault(i, {})[name] = held
+        for key, tensor in self._now()[0].items():
+            kind, i, name = key
+            if key in self._copies.tensors or kind not in ("weight", "state"):
                 continue
-            parameter, room = self._parameters[i], partial(room_for, tensor, offload=self._offload)
+            piece = Piece(partial(self._copies.empty, tensor), self._parameters[i])
             if kind == "weight":
-                kept[kind][i] = Piece(room, parameter)
-            elif spare_state and _is_whole(parameter, tensor):
-                kept[kind].setdefault(i, {})[name] = Piece(room, parameter)
-        return {"kept": kept, "values": [[*key, value] for key, value in self._values.items()]}
+                saved[kind][i] = piece
+            elif spare_state and _is_whole(self._parameters[i], tensor):
+                saved[kind].setdefault(i, {})[name] = piece
+        return {"kept": saved, "values": [[*key, value] for key, value in self._values.items()]}
 
     def _of_state(self, i: int, tensor: Tensor, *, may_miss: bool) -> Piece | Own | Tensor:
         """What an optimizer keeps of a parameter: a tensor as large as that, a counter, or something else, of
-        which nobody knows what another rank has."""
+        which other ranks may hold another part."""
         parameter = self._parameters[i]
         if _is_whole(parameter, tensor):
             return Piece(tensor, parameter, may_miss=may_miss)
@@ -128,12 +237,10 @@ class Snapshot:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the copies of another run of the same model and optimizer."""
-        here = self._weights[0].device
-        self._tensors = {}
-        for kind, i, name, saved in _entries(state):
-            placed = saved if saved.device == here else copy_of(saved, here)
-            kept = self._tensors[kind, i, name] = room_for(placed, offload=self._offload)
-            copy_into(kept, saved)
+        device = self._weights[0].device
+        self._copies.tensors = {}
+        for key, saved in _entries(state["kept"]):
+            self._copies.write(key, saved, saved if saved.device == device else copy_of(saved, device))
         self._values = {(kind, i, name): value for kind, i, name, value in state["values"]}
 
     def _now(self) -> tuple[dict[_Key, Tensor], dict[_Key, Any]]:
@@ -167,16 +274,15 @@ class Snapshot:
 
 def _is_whole(parameter: Tensor, tensor: Tensor) -> bool:
     """Whether this is as large as the parameter; one that is made of several tensors never is."""
-    return tensor.shape == local(parameter).shape and not hasattr(tensor, "__tensor_flatten__")
+    return tensor.shape == local(parameter).shape and not hasattr(tensor, _FLATTEN)
 
 
-def _entries(state: Mapping[str, Any]) -> Iterator[tuple[str, int, str, Tensor]]:
-    """What was kept, with its key."""
-    kept = state["kept"]
-    yield from (("weight", i, "", tensor) for i, tensor in kept["weight"].items())
-    yield from (("buffer", 0, name, tensor) for name, tensor in kept["buffer"])
+def _entries(saved: Mapping[str, Any]) -> Iterator[tuple[_Key, Tensor]]:
+    """What was copied, with its key."""
+    yield from ((("weight", i, ""), tensor) for i, tensor in saved["weight"].items())
+    yield from ((("buffer", 0, name), tensor) for name, tensor in saved["buffer"])
     for kind in ("state", "group"):
-        yield from ((kind, i, name, t) for i, home in kept[kind].items() for name, t in home.items())
+        yield from (((kind, i, name), t) for i, home in saved[kind].items() for name, t in home.items())
 
 
 def _own(value: Any) -> Any:

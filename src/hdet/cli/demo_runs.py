@@ -27,7 +27,7 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from hdet.autolr.auto_lr import AutoLR
-from hdet.autolr.shapes import WarmStableDecay
+from hdet.autolr.schedule import WarmStableDecay
 from hdet.cli.demo_tasks import Batch, Task, digits, help_texts
 from hdet.hyperparameters import WeightDecay
 from hdet.published.one_cycle import OneCycleAutoLR

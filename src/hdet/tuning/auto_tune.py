@@ -13,10 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.autolr.arguments import take_optimizers
 from hdet.autolr.policy import Horizon
 from hdet.autolr.rule import HorizonController
-from hdet.autolr.search import Search
+from hdet.autolr.search import Search, take_optimizers
 from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate
 from hdet.loop.announce import Event

@@ -16,7 +16,7 @@ from torch.optim import AdamW, lr_scheduler
 
 import hdet
 from hdet import AutoLR, Probe
-from hdet.autolr.shapes import WarmStableDecay
+from hdet.autolr.schedule import WarmStableDecay
 from hdet.history import SyncRecord
 from hdet.published.softmax import SoftmaxController
 from tests.unit.training import (
@@ -376,7 +376,7 @@ def test_a_planned_run_can_come_down_early() -> None:
 
 
 def test_what_cannot_come_down() -> None:
-    with pytest.raises(ValueError, match="schedule must be 'wsd'; any other comes down by itself"):
+    with pytest.raises(ValueError, match="schedule must be 'wsd'; any other decays by itself"):
         Training(schedule="cosine").auto.cooldown(10)
     for steps in (0, -1, 2.5):
         with pytest.raises(ValueError, match=rf"steps must be an integer of at least 1, got {steps}"):
@@ -519,7 +519,7 @@ def test_a_group_needs_a_ratio(lr: float) -> None:
         hdet.AutoLR(optimizer, probe=probe, total_steps=100)
 
 
-def test_a_second_run_on_an_optimizer_that_has_come_down_is_told_what_to_do() -> None:
+def test_a_second_run_on_an_optimizer_that_has_decayed_raises() -> None:
     """As a notebook's cell does that is run again."""
     model = Halves()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -530,7 +530,7 @@ def test_a_second_run_on_an_optimizer_that_has_come_down_is_told_what_to_do() ->
         optimizer.step()
         optimizer.zero_grad()
         auto.step()
-    with pytest.raises(ValueError, match="come down to zero, make the optimizer anew"):
+    with pytest.raises(ValueError, match="decayed to zero, make a new optimizer"):
         hdet.AutoLR(optimizer, probe=probe, total_steps=40)
 
 
@@ -599,7 +599,7 @@ def test_a_call_without_a_step_changes_nothing() -> None:
     assert torch.equal(run.flat(), other.flat())
 
 
-# ---------------------------------------------------------------------- the end, and what is handed over
+# ---------------------------------------------------------------------- the end, and what is best over
 
 
 @pytest.mark.parametrize("total", [8000, None])
@@ -613,10 +613,10 @@ def test_where_nothing_improves_it_comes_down_and_hands_over_the_best(total: int
     assert any("back to those weights" in event for r in records for event in r.events)
     assert any("nothing has improved since" in event for r in records for event in r.events)
     at_the_end = truly()
-    handed = auto.finish_()
-    assert handed == auto.best
+    best = auto.finish_()
+    assert best == auto.best
     assert truly() < at_the_end
-    assert truly() == pytest.approx(handed.estimate, rel=0.1), "an honest estimate"
+    assert truly() == pytest.approx(best.estimate, rel=0.1), "an honest estimate"
 
 
 def test_without_patience_it_goes_on_to_the_end() -> None:

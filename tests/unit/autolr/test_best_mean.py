@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hdet import BestMean, Probe
-from hdet.autolr.keeper import Handed
+from hdet.autolr.best import Best
 
 Batch = tuple[Tensor, Tensor]
 
@@ -44,10 +44,10 @@ class Run:
             if watched:
                 self.best.step()
 
-    def finish(self) -> Handed:
-        handed = self.best.finish_()
-        assert handed is not None
-        return handed
+    def finish(self) -> Best:
+        found = self.best.finish_()
+        assert found is not None
+        return found
 
     def saved(self) -> Any:
         file = io.BytesIO()
@@ -108,7 +108,7 @@ def busy_run(**settings: Any) -> Run:
     return Run(busy_model(), linear_data(20, 1, 1.0), linear_data(8, 2, 1.0), lr=0.05, **settings)
 
 
-# ---------------------------------------------------------------------- what is handed over
+# ---------------------------------------------------------------------- what is found over
 
 
 def test_a_run_that_overfits_hands_over_an_early_mean() -> None:
@@ -119,12 +119,12 @@ def test_a_run_that_overfits_hands_over_an_early_mean() -> None:
     run.go(400)
     fresh = random_labels(1000, 3, batches=4)
     at_the_end = loss_on(run, fresh)
-    handed = run.finish()
-    assert handed.step <= 20
-    assert handed.kind in ("mean", "iterate")
+    found = run.finish()
+    assert found.step <= 20
+    assert found.kind in ("mean", "iterate")
     assert loss_on(run, fresh) < at_the_end - 0.5
-    assert run.best.best == handed
-    assert abs(handed.estimate - loss_on(run, fresh)) < 4 * handed.error
+    assert run.best.best == found
+    assert abs(found.estimate - loss_on(run, fresh)) < 4 * found.error
 
 
 @pytest.mark.parametrize("steps", [7, 60, 75])
@@ -132,18 +132,18 @@ def test_a_run_that_improves_to_the_last_step_hands_over_its_end(steps: int) -> 
     run = Run(nn.Linear(6, 1), linear_data(20, 1), linear_data(8, 2), lr=0.001)
     run.go(steps)
     before = standing(run.model)
-    handed = run.finish()
-    assert (handed.step, handed.kind) == (steps, "end")
+    found = run.finish()
+    assert (found.step, found.kind) == (steps, "end")
     assert_equal(standing(run.model), before)
-    assert handed.estimate == pytest.approx(loss_on(run, linear_data(8, 2)[4:]), rel=1e-5)
+    assert found.estimate == pytest.approx(loss_on(run, linear_data(8, 2)[4:]), rel=1e-5)
 
 
-def test_where_iterates_jump_their_mean_is_handed_over() -> None:
+def test_where_iterates_jump_their_mean_is_loaded() -> None:
     run = Run(nn.Linear(6, 1), linear_data(40, 1, 10.0, size=2), linear_data(8, 2, 1.0, size=200), lr=0.01)
     run.go(200)
     at_the_end = loss_on(run, fresh := linear_data(8, 3, 1.0, size=200))
-    handed = run.finish()
-    assert handed.kind == "mean"
+    found = run.finish()
+    assert found.kind == "mean"
     assert loss_on(run, fresh) < at_the_end
 
 
@@ -153,29 +153,29 @@ def test_a_run_that_is_lost_hands_over_what_was_before() -> None:
     with torch.no_grad():
         next(run.model.parameters()).fill_(math.nan)
     run.go(40)
-    handed = run.finish()
-    assert handed.step <= 40
+    found = run.finish()
+    assert found.step <= 40
     assert math.isfinite(loss_on(run, linear_data(8, 3)))
 
 
-def handed_over_early() -> tuple[Run, Handed]:
+def finished_early() -> tuple[Run, Best]:
     model = nn.Linear(30, 2)
     run = Run(model, random_labels(20, 1), random_labels(100, 2, batches=8))
     run.go(100)
     return run, run.finish()
 
 
-def test_finishing_twice_leaves_the_weights_that_were_handed_over() -> None:
-    run, handed = handed_over_early()
+def test_finishing_twice_leaves_the_weights_that_were_loaded() -> None:
+    run, found = finished_early()
     before = standing(run.model)
     again = run.finish()
     assert_equal(standing(run.model), before)
-    assert (again.loss, again.estimate) == (handed.loss, handed.estimate)
+    assert (again.loss, again.estimate) == (found.loss, found.estimate)
 
 
 def test_finishing_twice_says_the_same() -> None:
-    run, handed = handed_over_early()
-    assert run.finish() == handed
+    run, found = finished_early()
+    assert run.finish() == found
 
 
 def test_the_best_is_known_before_the_end() -> None:
@@ -192,8 +192,8 @@ def test_the_best_is_known_before_the_end() -> None:
 def test_without_a_step_the_weights_stay_and_are_measured() -> None:
     run = Run(nn.Linear(6, 1), linear_data(1, 1), linear_data(8, 2))
     before = standing(run.model)
-    handed = run.finish()
-    assert (handed.step, handed.kind) == (0, "end")
+    found = run.finish()
+    assert (found.step, found.kind) == (0, "end")
     assert_equal(standing(run.model), before)
 
 
@@ -342,11 +342,11 @@ def freed_and_ruined(freed_at: int, steps_between: int) -> Run:
     ],
 )
 def test_where_a_layer_is_freed_the_choice_begins_anew(freed_at: int, steps_between: int) -> None:
-    """Weights from before that would be handed over without what that layer was."""
+    """Weights from before that would be found over without what that layer was."""
     run = freed_and_ruined(freed_at, steps_between)
-    handed = run.finish()
-    assert handed.step > freed_at
-    assert loss_on(run, linear_data(8, 2, 1.0)[:4]) == pytest.approx(handed.loss, rel=1e-4)
+    found = run.finish()
+    assert found.step > freed_at
+    assert loss_on(run, linear_data(8, 2, 1.0)[:4]) == pytest.approx(found.loss, rel=1e-4)
 
 
 def test_layers_freed_and_frozen_on_the_way() -> None:
@@ -354,9 +354,9 @@ def test_layers_freed_and_frozen_on_the_way() -> None:
     for layer, trained in [("0", False), ("0", True), ("1", False), ("1", True)]:
         run.model.get_submodule(layer).requires_grad_(trained)
         run.go(25)
-    handed = run.finish()
+    found = run.finish()
     others = linear_data(8, 2, 1.0)[4:]
-    assert handed.estimate == pytest.approx(loss_on(run, others), rel=1e-4)
+    assert found.estimate == pytest.approx(loss_on(run, others), rel=1e-4)
 
 
 @pytest.mark.parametrize("steps", [5, 10])
@@ -382,8 +382,8 @@ def test_a_model_with_batch_norm_is_worth_what_is_said(lr: float) -> None:
     torch.manual_seed(3)
     run.go(150)
     at_the_end = loss_on(run, fresh := linear_data(50, 4, 1.0))
-    handed = run.finish()
-    assert handed.estimate == pytest.approx(loss_on(run, linear_data(8, 2, 1.0)[4:]), rel=1e-5)
+    found = run.finish()
+    assert found.estimate == pytest.approx(loss_on(run, linear_data(8, 2, 1.0)[4:]), rel=1e-5)
     assert loss_on(run, fresh) < at_the_end + 0.1
     assert all(module.training for module in run.model.modules())
 
@@ -401,10 +401,10 @@ def test_a_mean_evaluates_well_although_the_statistics_were_those_of_other_weigh
             if name.endswith("running_mean"):
                 buffer += 1000
         ruin(run.model)
-    handed = run.finish()
-    assert (handed.step, handed.kind) == (best.step, "mean")
-    assert loss_on(run, held_out[:4]) == pytest.approx(handed.loss, rel=1e-4)
-    assert loss_on(run, held_out[4:]) == pytest.approx(handed.estimate, rel=1e-4)
+    found = run.finish()
+    assert (found.step, found.kind) == (best.step, "mean")
+    assert loss_on(run, held_out[:4]) == pytest.approx(found.loss, rel=1e-4)
+    assert loss_on(run, held_out[4:]) == pytest.approx(found.estimate, rel=1e-4)
 
 
 # ---------------------------------------------------------------------- arguments

@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import hdet
 from hdet import AutoLR, Probe
+from hdet.autolr.policy import Factors
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
-from hdet.autolr.shapes import SHAPES, WarmStableDecay
+from hdet.autolr.schedule import SHAPES, WarmStableDecay
 from tests.unit.training import OPTIMIZERS, Training, network, probe_of, searched, train
 
 pytestmark = pytest.mark.usefixtures("same_seed")
@@ -102,7 +103,7 @@ def test_a_schedule_that_falls_at_once_is_said_to_end_the_search(caplog: pytest.
     optimizer = SGD(model.parameters(), 0.1)
     auto = AutoLR(optimizer, total_steps=300, probe=probe_of(model), schedule=ExponentialLR(optimizer, 0.97))
     train(model, optimizer, auto, 60)
-    assert "the search for its size ends here" in caplog.text
+    assert "the search for its size ends" in caplog.text
 
 
 # ---------------------------------------------------------------------- groups
@@ -173,7 +174,7 @@ def test_bfloat16_weights(kind: str) -> None:
 
     probe = hdet.Probe(loss, lambda k: 0.1 * torch.randn(64), model=model)
     auto = hdet.AutoLR(optimizer, probe=probe, total_steps=300)
-    assert [t.dtype for t in auto._horizon._trail.mean.tensors] == [torch.float32]
+    assert [t.dtype for t in auto._horizon._window.mean.tensors] == [torch.float32]
     draw = torch.Generator().manual_seed(0)
     records = []
     for _ in range(300):
@@ -217,7 +218,7 @@ def test_a_large_model_takes_one_copy_beside_training() -> None:
         loss_of(inputs[i % 20]).backward()
         optimizer.step()
         auto.step()
-    assert 0 <= auto._horizon._trail.bytes() - 4 * 360_000 <= 2 * 8 * 65_536
+    assert 0 <= auto._horizon._path.bytes() - 4 * 360_000 <= 2 * 8 * 65_536
 
 
 def test_weights_lost_after_the_last_window_are_not_lost_in_silence(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,3 +234,52 @@ def test_weights_lost_after_the_last_window_are_not_lost_in_silence(caplog: pyte
     train(model, optimizer, auto, 200, at=poison)
     assert "not finite at the end of training" in caplog.text
     assert caplog.records[-1].levelno == logging.ERROR
+
+
+# ---------------------------------------------------------------------- factors
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names", "of_group", "highest"),
+    [
+        ((), ["lr"], [0, 0, 0], [5.0]),
+        ((1, 2), ["lr/0", "lr/1-2"], [0, 1, 1], [2.0, 5.0]),
+        ((2, 1), ["lr/0-1", "lr/2"], [0, 0, 1], [5.0, 1.0]),
+    ],
+)
+def test_each_optimizer_has_its_own(
+    sizes: tuple[int, ...], names: list[str], of_group: list[int], highest: list[float]
+) -> None:
+    made = Factors(sizes)
+    assert made.names() == names
+    assert [made.of_group(i) for i in range(3)] == of_group
+    assert made.highest([2.0, 5.0, 1.0]) == highest
+
+
+def decided(value: float, action: str, why: str = "", windows: int = 9) -> HorizonDecision:
+    return HorizonDecision(HorizonState(value, windows=windows), action, 1.0, why=why)  # type: ignore[arg-type]
+
+
+def after(*decisions: HorizonDecision) -> list[tuple[float, str]]:
+    before = [HorizonState(1.0, windows=d.state.windows) for d in decisions]
+    made = Factors((1,) * len(decisions)).as_one(before, decisions)
+    return [(round(d.state.value, 9), d.action) for d in made]
+
+
+def test_they_move_together() -> None:
+    """By the mean of what each would have done, as a factor."""
+    assert after(decided(4.0, "up"), decided(1.0, "hold", "not significant")) == [(2.0, "up")] * 2
+    assert after(decided(0.25, "down"), decided(1.0, "hold", "no progress")) == [(0.5, "down")] * 2
+    assert after(decided(8.0, "up"), decided(0.5, "down")) == [(2.0, "up")] * 2
+
+
+def test_until_all_are_at_speed_each_moves_by_itself() -> None:
+    own = [(3.0, "scale"), (1.5, "up")]
+    assert after(decided(3.0, "scale"), decided(1.5, "up")) == own
+    assert after(decided(0.3, "back"), decided(1.5, "up")) == [(0.3, "back"), (1.5, "up")]
+
+
+def test_one_at_its_bound_or_that_does_not_move_stays() -> None:
+    assert after(decided(4.0, "up"), decided(1.0, "hold")) == [(2.0, "up"), (1.0, "hold")]
+    idle = decided(1.0, "hold", "nothing is trained", windows=0)
+    assert after(decided(4.0, "up"), idle) == [(4.0, "up"), (1.0, "hold")]

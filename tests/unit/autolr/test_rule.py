@@ -40,7 +40,7 @@ def window(
     next_step: int = 120,
     total_steps: int | None = 2000,
     displacement: float = 0.02,
-    apart: float = 18.0,
+    steps_between: float = 18.0,
     batches: int = 2,
     level: float = 2.0,
     rise: float = 0.0,
@@ -52,7 +52,7 @@ def window(
         next_step,
         total_steps,
         displacement,
-        apart,
+        steps_between,
         [level] * batches,
         [mean] * batches,
         [mean + gap] * batches,
@@ -219,7 +219,7 @@ def slow_twin(value: float, run: Run, s: dict[str, float], cap: float = math.inf
             told.append(Told("retreat", value, ceiling, backs, total_backs))
             continue
         share = 0.15 if w.total_steps is None else w.step / w.total_steps
-        v = w.displacement / w.apart * (w.step / share)
+        v = w.displacement / w.steps_between * (w.step / share)
         if what == "update" and count == 0:  # next to no learning rate: only how far it carries is known
             if math.isnan(w.displacement) or w.displacement > 1:
                 ceiling = value if ceiling is None else min(ceiling, value)
@@ -585,7 +585,7 @@ def test_what_is_a_relapse() -> None:
 
 
 def test_the_first_window_brings_the_weights_to_speed() -> None:
-    seen = Window(10, 20, 1000, displacement=2e-4, apart=5.5)
+    seen = Window(10, 20, 1000, displacement=2e-4, steps_between=5.5)
     decision = controller_with().update(HorizonState(1e-5), seen)
     speed = 2e-4 * 1000 / 5.5
     assert (decision.action, decision.state.windows) == ("scale", 1)
@@ -1074,7 +1074,7 @@ def test_a_new_search_stays_below_a_third() -> None:
     controller = controller_with()
     state = controller.restart(1e-5, at_best=0.3)
     assert (state.value, state.windows, state.first_loss, state.ceiling) == (1e-5, 0, None, None)
-    moved = controller.update(state, Window(10, 20, 1000, displacement=1.1e-6, apart=5.5)).state
+    moved = controller.update(state, Window(10, 20, 1000, displacement=1.1e-6, steps_between=5.5)).state
     assert moved.value == pytest.approx(0.1)  # a speed of 2e-4 would have asked for more
     judged = replace(STEADY, value=moved.value, cap=moved.cap)
     held = controller.update(judged, window())

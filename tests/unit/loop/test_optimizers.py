@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 import hdet
 from hdet import AutoLR, Probe
-from hdet.autolr.shapes import WarmStableDecay
+from hdet.autolr.schedule import WarmStableDecay
 from hdet.history import SyncRecord
 from hdet.loop.optimizers import JointOptimizer, unwrapped
 from tests.unit.training import X, decisions, network, probe_of, searched, squared

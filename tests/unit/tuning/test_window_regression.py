@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import hdet
+from hdet.autolr.best import BestWeights, Incumbent
 from hdet.autolr.choice import Candidate
-from hdet.autolr.incumbent import Incumbent
-from hdet.autolr.keeper import Keeper
 from hdet.autolr.rule import HorizonController, HorizonState
 from hdet.loop.levels import orthogonal
 from hdet.loop.policy import Context, Seen
@@ -145,13 +144,13 @@ def incumbent() -> Incumbent:
     model = nn.Linear(2, 1)
     probe = hdet.Probe(lambda x: model(x).mean(), [torch.ones(1, 2)] * 8, model=model)
     weights = [p.detach() for p in model.parameters()]
-    keeper = Keeper(probe, model, weights, SoloReplica(), offload=True)
-    return Incumbent(keeper, 3, apart=False)
+    best = BestWeights(probe, model, weights, SoloReplica(), offload=True)
+    return Incumbent(best, 3, deployed=False)
 
 
 def offer(best: Incumbent, step: int, loss: float, *, moved: bool) -> None:
     candidate = Candidate(step, "mean", tuple(loss + 1e-3 * k for k in range(4)))
-    best.keeper.offer(candidate, dict(enumerate(best.keeper._kept._parameters.values())))  # type: ignore[union-attr]
+    best.weights.offer(candidate, best.weights._parameters)
     best._search, _ = best._search.offered(candidate)
     best.count(step, [1.0], rises=False, moved=moved)
 
@@ -162,9 +161,9 @@ def windows_until_back(*, moved: bool) -> int:
         offer(best, step, loss, moved=False)
     for k in range(1, 20):
         offer(best, 20 + 10 * k, 1.5, moved=moved)
-        if best.leads_back:
+        if best.behind:
             assert best.others_moved == moved
-            best.go_back_()
+            best.return_to_best_()
             assert not best.others_moved
             return k
     raise AssertionError("it never went back")

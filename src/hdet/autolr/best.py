@@ -1,0 +1,364 @@
+"""The best weights seen: a copy of them, what they are compared with, and when training returns to them.
+
+Which of two candidates is better is decided in :mod:`hdet.autolr.choice`, which is pure.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hdet.autolr.choice import Candidate, Choice, mean_of, regrouped
+from hdet.autolr.snapshot import Copies, wait_for_copies
+from hdet.loop.state import pieces_of
+from hdet.probes import Probe
+from hdet.probes.norms import trained_norms
+from hdet.replicas import Replicas, drop_gathered, local
+
+__all__ = ["Best", "BestWeights", "Incumbent"]
+
+logger = logging.getLogger("hdet")
+
+#: So many windows in a row clearly worse than the best, or without an improvement, return training to it.
+_BEHIND, _IDLE = 2, 3
+#: Where so many times the steps that led to the best are left, there is time to restart instead.
+_RESTART = 1.5
+#: A search is young for this share of its steps; where their number is not known, for so many.
+_YOUTH, _YOUNG_STEPS = 0.15, 200
+#: A third of a third of the learning rate is slow enough.
+_MAX_RESTARTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The weights that ``finish_()`` loads into the model.
+
+    Args:
+        step: steps taken when the model had these weights.
+        kind: a window's ``"mean"``, the ``"iterate"`` that ended it, the ``"start"`` or the ``"end"`` of
+            training.
+        loss: on the half of the probe that chose them, and so a little too low.
+        estimate: on the half that no choice has seen; NaN where there is none, or before it was measured.
+        error: the standard error of ``estimate``.
+    """
+
+    step: int
+    kind: str
+    loss: float
+    estimate: float = math.nan
+    error: float = math.nan
+
+
+class BestWeights:
+    """Measures candidates, keeps a copy of the best weights and buffers, and loads it.
+
+    Args:
+        probe: one half of its batches chooses, the other half estimates the loss of what was chosen.
+        model: whose buffers are copied, too.
+        parameters: all that may ever be trained, known by their number. What is never trained is not copied.
+        replicas: every rank brings batches of its own, and all choose alike.
+        offload: whether the copy lies in the host's memory.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        model: nn.Module,
+        parameters: Sequence[Tensor],
+        replicas: Replicas,
+        *,
+        offload: bool,
+    ) -> None:
+        self.probe = probe
+        self.replicas = replicas
+        self.choice = Choice()
+        self._model = model
+        self._whole = list(parameters)
+        self._parameters = {i: local(p) for i, p in enumerate(parameters)}
+        self._weights, self._buffers = Copies(offload=offload), Copies(offload=offload)
+        #: Batch norms as training left them; a user may freeze them before the weights are loaded.
+        self._norms: list[nn.Module] = []
+
+    def measure(self, count: int | None = None) -> list[float | Tensor]:
+        """This rank's losses at the present weights, on the first ``count`` of its batches; of several
+        replicas in one process a tensor for each batch."""
+        return self._losses(self.probe.halves()[0][:count], "choice")
+
+    def _losses(self, batches: Sequence[Any], of: str) -> list[float | Tensor]:
+        if self.replicas.local_count == 1:
+            return [*self.probe.losses(batches, of=of)]
+        rows = self.probe.losses_of_each(batches, self.replicas.local_count, of=of)
+        return [torch.tensor(row, dtype=torch.float64) for row in rows]
+
+    def measure_deployed(self, *, refresh: bool) -> list[float | Tensor]:
+        """As :meth:`measure`, with the running statistics that the weights would be deployed with, if there
+        are any; ``refresh`` recomputes those, for weights that training has never used."""
+        if not self.probe.has_norms:
+            return self.measure()
+        self._norms = [*trained_norms(self.probe.model)]
+        return [*self.probe.deployed_losses(self.probe.halves()[0], refresh=refresh, of="choice")]
+
+    def follow(self, parameters: Mapping[int, Tensor]) -> None:
+        """These are trained from now on: until now they have not changed."""
+        self._parameters |= parameters
+        if self._weights.tensors:
+            for i, parameter in parameters.items():
+                if i not in self._weights.tensors:
+                    self._weights.write(i, parameter)
+
+    def offer(self, candidate: Candidate, weights: Mapping[int, Tensor]) -> None:
+        """Copy the weights, unless better ones were seen. The candidate's losses are those of all ranks. A
+        parameter that was copied and is not given (it was frozen meanwhile) is copied as it is now."""
+        self.choice, keep = self.choice.offered(candidate)
+        if keep:
+            given = {i: self._parameters[i] for i in self._weights.tensors} | dict(weights)
+            for i, weight in given.items():
+                self._weights.write(i, weight, self._parameters[i])
+            self._buffers.write_all(dict(self._model.named_buffers()))
+
+    @property
+    def best(self) -> Best | None:
+        """What would be loaded now."""
+        kept = self.choice.kept
+        return None if kept is None else Best(kept.step, kept.kind, kept.loss)
+
+    def finish_(self, step: int) -> Best | None:
+        """Load the best weights into the model, which has taken ``step`` steps, and estimate their loss. A
+        collective."""
+        best = self.best
+        if best is None:
+            return None
+        if best.kind != "end" or best.step != step:  # else the model has them
+            self.load_()
+        self.replicas.deliver_()
+        estimate, error = self._estimate()
+        return replace(best, estimate=estimate, error=error)
+
+    def _estimate(self) -> tuple[float, float]:
+        """Mean and standard error over the batches of all ranks, which may hold different numbers of them."""
+        other = self.probe.halves()[1]
+        own: list[float | Tensor]
+        if self.replicas.local_count > 1:  # no norms are among them
+            own = self._losses(other, "estimate")
+        else:
+            own = [*self.probe.deployed_losses(other, refresh=False, of="estimate")]
+        rows = self.replicas.gather([float(len(own)), sum(own), sum(x * x for x in own)])
+        n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))
+        if n == 0 or not math.isfinite(total):
+            return math.nan, math.nan
+        mean = total / n
+        spread = max(squares / n - mean * mean, 0.0)
+        return mean, math.sqrt(spread / (n - 1)) if n > 1 else math.nan
+
+    @torch.no_grad()
+    def load_(self) -> None:
+        """Write the copy into the model, in place. Batch norm's running statistics belong to the iterates;
+        for a mean they are recomputed from the batches that chose it."""
+        assert self.choice.kept is not None
+        for i, copy in self._weights.tensors.items():
+            self._parameters[i].detach().copy_(copy)
+        buffers = dict(self._model.named_buffers())
+        for name, copy in self._buffers.tensors.items():
+            if name in buffers and buffers[name].shape == copy.shape:
+                buffers[name].copy_(copy)
+        drop_gathered(self._model)
+        if self.choice.kept.kind == "mean":
+            self.probe.refresh_norms_(self.probe.halves()[0], self._norms or None)
+
+    def forget(self) -> None:
+        """Start over: the copy is of other weights than those that are trained now."""
+        self.choice = Choice()
+        self._weights.tensors, self._buffers.tensors = {}, {}
+
+    def bytes(self) -> int:
+        """What the copy takes."""
+        return self._weights.bytes() + self._buffers.bytes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The choice and the copy itself, with memory for what may be copied one day."""
+        wait_for_copies()
+        copied = self._weights.tensors
+        later = [i for i, p in enumerate(self._whole) if p.requires_grad and i not in copied]
+        empty = {i: partial(self._weights.empty, self._parameters[i].detach()) for i in later}
+        weights = pieces_of(copied, self._whole) | pieces_of(empty, self._whole)
+        kept = {"weights": weights, "buffers": [[name, copy] for name, copy in self._buffers.tensors.items()]}
+        return {"choice": asdict(self.choice), "kept": kept, "replicas": self.replicas.size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.forget()
+        saved = Choice.from_dict(state["choice"])
+        choice = saved.of_fewer(state["replicas"], self.replicas.size, self.probe.choosing)
+        if choice is None:  # chosen by batches that cannot be compared
+            return
+        self.choice = choice
+        for i, copy in state["kept"]["weights"].items():
+            self._weights.write(i, copy, self._parameters[i])
+        for name, copy in state["kept"]["buffers"]:
+            self._buffers.write(name, copy)
+
+
+class Incumbent:
+    """What a search remembers of the windows before: the best weights, and when it has fallen behind them.
+
+    Args:
+        weights: keeps the best weights.
+        patience: so often training returns to them without an improvement; None never returns.
+        deployed: whether weights are chosen by other losses than windows are compared by, those with running
+            statistics.
+    """
+
+    def __init__(self, weights: BestWeights, patience: int | None, *, deployed: bool) -> None:
+        self.weights = weights
+        self._patience = patience
+        self.deployed = deployed
+        self._idle = self._returns = self._restarts = 0
+        #: Whether others have moved anything since the best was found.
+        self.others_moved = False
+        #: What this search has found since it began or restarted; ``weights`` knows all of them.
+        self._search = weights.choice
+        #: The factors that led to its best.
+        self.factors: list[float] = []
+        #: The losses at p, of the batches of every rank in turn; None before anything was measured.
+        self.previous: list[float] | None = None
+        #: The lowest losses at any m so far, likewise.
+        self.best: list[float] | None = None
+
+    def forget(self) -> None:
+        """Drop the losses that windows are compared with: they are of other weights."""
+        self.previous = self.best = None
+
+    def start(
+        self, step: int, losses: list[float], chosen: Sequence[float], mean: Mapping[int, Tensor]
+    ) -> None:
+        """A window that has hardly moved the weights shows what training began with: ``losses`` that windows
+        are compared by, and those by which weights are ``chosen``."""
+        self.previous = self.best = losses
+        candidate = Candidate(step, "start", tuple(chosen))
+        self._search, _ = self._search.offered(candidate)
+        if self.weights.choice.kept is None:
+            self.weights.offer(candidate, mean)
+
+    def offer(
+        self, step: int, losses: list[float], chosen: Sequence[float], mean: Mapping[int, Tensor]
+    ) -> None:
+        """The mean of a window, with the losses as in :meth:`start`."""
+        candidate = Candidate(step, "mean", tuple(chosen))
+        self.weights.offer(candidate, mean)
+        self._search, _ = self._search.offered(candidate)
+        self.previous = losses
+        if self.best is None or mean_of(losses) < mean_of(self.best):
+            self.best = losses
+
+    @property
+    def improved_at(self) -> int:
+        """The step of this search's last improvement beyond the error."""
+        return self._search.improved_at
+
+    def count(self, step: int, factors: Sequence[float], *, rises: bool, moved: bool = False) -> None:
+        """One more window, which ran with these ``factors``; where the learning rate still rises, or
+        something else was ``moved`` for it, an improvement may yet come."""
+        search = self._search
+        if search.kept is not None and search.kept.step == step:
+            self.factors = list(factors)
+        if self.weights.choice.improved_at == step:
+            self._returns = 0
+        # Before anything was learnt, a plateau is no standstill: a smaller rate would not lead off it.
+        improved = search.improved_at == step
+        if improved or not search.learnt:
+            self._idle = 0
+        elif not rises:
+            self._idle += 1
+        self.others_moved = not improved and (self.others_moved or moved)
+
+    @property
+    def improves(self) -> bool:
+        """Whether the last window was better than all before, or nothing has been learnt yet."""
+        return self._idle == 0 and self._search.behind == 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether training, if it is patient at all, has fallen behind its best weights."""
+        return self._patience is not None and (self._search.behind >= _BEHIND or self._idle >= _IDLE)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether training has returned to the best weights as often as patience allows."""
+        return self._patience is not None and self._returns >= self._patience
+
+    def may_restart(self, step: int, began: int, total_steps: int | None) -> bool:
+        """Whether a slower search from the beginning, instead of from the best weights, may find better ones.
+
+        Not in the youth of a search, whose troubles are others; only where this one, which ``began`` then,
+        has found the best of all, so that slower still is worth trying; if there is time for it; and twice at
+        most.
+        """
+        best = self._search.kept
+        if best is None or best.kind == "start" or best != self.weights.choice.kept:
+            return False
+        if self._restarts == _MAX_RESTARTS:
+            return False
+        if total_steps is None:
+            return step - began > _YOUNG_STEPS
+        young = step - began <= _YOUTH * (total_steps - began)
+        return not young and total_steps - step >= _RESTART * (best.step - began)
+
+    def restart(self) -> None:
+        """The best weights stay copied; windows are compared with those of the new search alone."""
+        self.forget()
+        self._search = Choice()
+        self._restarts += 1
+        self._idle, self._returns, self.others_moved = 0, self._returns + 1, False
+
+    def return_to_best_(self) -> int:
+        """Load the best weights into the model; the step they are of. A collective."""
+        weights = self.weights
+        kept = weights.choice.kept
+        assert kept is not None
+        weights.load_()
+        self._search = weights.choice = replace(weights.choice, behind=0)
+        self.previous = list(kept.losses)
+        if self.deployed:  # those are not the losses that windows are compared by
+            self.previous = [loss for row in weights.replicas.gather(weights.measure()) for loss in row]
+        self._idle, self._returns, self.others_moved = 0, self._returns + 1, False
+        return kept.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, and the best weights."""
+        return {
+            "counts": [self._idle, self._returns, self._restarts],
+            "others_moved": self.others_moved,
+            "losses": [self.previous, self.best],
+            "keeper": self.weights.state_dict(),
+            "search": {"choice": asdict(self._search), "factors": list(self.factors)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`. The losses of as many replicas as there were become those of as
+        many as there are, if they can be compared."""
+        self._idle, self._returns, self._restarts = state["counts"]
+        self.others_moved = state["others_moved"]
+        self.weights.load_state_dict(state["keeper"])
+        self.factors = list(state["search"]["factors"])
+        sizes = state["keeper"]["replicas"], self.weights.replicas.size, self.weights.probe.choosing
+        search = Choice.from_dict(state["search"]["choice"]).of_fewer(*sizes)
+        previous, best = (None if x is None else regrouped(x, *sizes) for x in state["losses"])
+        if search is None or (previous is None and state["losses"][0] is not None):
+            self.forget()
+            self._search, self._idle = Choice(), 0
+            logger.warning(
+                "load_state_dict: the state is of %d replicas, this run has %d, each with %d batches to "
+                "choose by: their losses cannot be compared batch by batch. Windows are compared, and "
+                "weights chosen, from now on",
+                *sizes,
+            )
+            return
+        self._search = search
+        self.previous, self.best = (None if x is None else list(x) for x in (previous, best))

@@ -1,0 +1,575 @@
+"""The window in progress: when it ends, the mean of the weights over it, and weights that diverge within it.
+
+:class:`WindowLoop` is the one loop over windows: AutoLR, BestMean and Guard step it. :class:`WeightPath` adds
+what AutoLR's rule reads: how far a window's mean is from the mean of the window before, by linear sketches.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim.swa_utils import get_swa_multi_avg_fn
+
+from hdet.autolr.clock import Clock
+from hdet.autolr.snapshot import copy_into, empty_copy
+from hdet.loop.policy import Context
+from hdet.loop.state import pieces_of
+from hdet.replicas import Mean, local, shard_offset, shard_positions
+from hdet.replicas.norms import norm_of
+
+__all__ = ["Alarm", "WeightPath", "WindowLoop", "WindowMean", "sketch", "sketch_of_shards", "wide_copy"]
+
+#: At most so many iterates make up a window's mean. More cost time and change nothing that is seen.
+_ITERATES = 32
+#: How often the alarm reads the norm of the weights in a window, and how many times its usual size means that
+#: they diverge.
+_LOOKS, _FAR = 4, 100.0
+#: A vector that begins at zero has no norm; it counts as if each of its values were this large.
+_LEAST_SIZE = 0.1
+#: A mean so many times as large as the weights of all replicas is that of a replica that diverged.
+_EXPLODED = 1e3
+
+_BINS = 1 << 16
+#: Where in the signs, and in the bins, the k-th piece begins: odd, so that all positions come up in turn.
+_SIGN_STRIDE, _BIN_STRIDE = 40_503, 24_571
+#: So many pieces of a GPU's tensor are added at once: a billion weights are sixteen thousand of them, and to
+#: begin each by itself would take longer than to add it.
+_PIECES = 64
+#: Values whose positions in the whole are computed together.
+_AT_ONCE = 1 << 20
+
+#: A sketch of weights, and their norm.
+_Sketch = tuple[Tensor, float]
+#: Tensors by the share with which their squares count.
+_Shared = dict[float, list[Tensor]]
+
+
+class WindowLoop:
+    """Follows the weights through one window after the other.
+
+    :meth:`begin` plans a window, :meth:`open` opens it at its first step, and :meth:`add` says after every
+    step whether it is over.
+
+    Args:
+        clock: when windows end.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.weights: list[Tensor] = []
+        #: Which of the parameters they are.
+        self.numbers: list[int] = []
+        self.mean = WindowMean(())
+        self.alarm: Alarm | None = None
+        #: Steps to the window's end.
+        self.left = 1
+        self._trained: list[int] = []
+
+    def follow(self, parameters: Sequence[Tensor], numbers: Sequence[int] | None = None) -> bool:
+        """Average those of them that are trained now, or have these ``numbers``; whether that has changed."""
+        if numbers is None:
+            numbers = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
+        trained = [id(parameters[i]) for i in numbers]
+        if trained == self._trained and trained:
+            return False
+        self._trained, self.numbers = trained, list(numbers)
+        self.weights = [local(parameters[i]) for i in numbers]
+        self.mean = WindowMean(self.weights)
+        return True
+
+    def by_number(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Tensors of the weights, or of their mean, by the numbers of the parameters."""
+        return dict(zip(self.numbers, tensors, strict=True))
+
+    def open(self, size: float = 0.0) -> None:
+        """The window's first step follows. With the ``size`` of the weights, an alarm may end it early."""
+        self.left = self.clock.length
+        self.mean.begin(self.left)
+        self.alarm = Alarm(self.weights, size, self.left) if size > 0 else None
+
+    def add(self) -> bool:
+        """After every step; whether the window is over, at its last step or because the weights diverge."""
+        self.left -= 1
+        self.mean.add(self.left)
+        if self.left > 0:
+            if self.alarm is None or not self.alarm.rings():
+                return False
+            assert self.clock.end is not None
+            self.clock.end -= self.left
+        return True
+
+    @contextmanager
+    def at_mean(self) -> Iterator[None]:
+        """Within, the model holds the window's mean."""
+        self.mean.swap_()
+        try:
+            yield
+        finally:
+            self.mean.swap_()
+
+    def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
+        """Everything that the window in progress consists of; the tensors are not copied."""
+        mean = pieces_of(self.by_number(self.mean.tensors), parameters)
+        return {"mean": mean, "count": self.mean.count, "left": self.left, "stride": self.mean.stride}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a window in progress."""
+        for number, mine in zip(self.numbers, self.mean.tensors, strict=True):
+            mine.copy_(state["mean"][number])
+        self.mean.count, self.left, self.mean.stride = state["count"], state["left"], state["stride"]
+
+
+class WindowMean:
+    """Running mean of the weights over a window: in place, on their device, float32 where they have less.
+
+    Args:
+        weights: what is averaged. They may be pointed to other memory between two windows, not within one.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._weights = list(weights)
+        self.tensors = [wide_copy(weight) for weight in weights]
+        self._halves = list(map(_has_halves, self._weights, self.tensors))
+        self._narrow = any(w.dtype != m.dtype for w, m in zip(self._weights, self.tensors, strict=True))
+        self._add = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+        self._aside: dict[int, Tensor] = {}
+        self._swapped = False
+        self.begin(1)
+
+    def begin(self, steps: int) -> None:
+        """A window of so many steps."""
+        self.stride = max(1, steps // _ITERATES)
+        self.count = 0
+        # Views without a graph, made once a window: a list of fifty takes longer than averaging them.
+        self._seen = [weight.detach() for weight in self._weights]
+
+    @torch.no_grad()
+    def add(self, left: int) -> None:
+        """Once a step, with the steps that are left: every k-th iterate counts, and always the last."""
+        if left % self.stride or not self.tensors:
+            return
+        if not self.count:  # written over, not averaged in: what a window before left may not be finite
+            torch._foreach_copy_(self.tensors, self._seen)  # no public name: see replicas/averaging.py
+        elif self._narrow:  # one after the other: no wide copy of all weights
+            for mean, now in zip(self.tensors, self._seen, strict=True):
+                mean.lerp_(now.to(mean.dtype), 1 / (self.count + 1))
+        else:
+            self._add(self.tensors, self._seen, self.count)
+        self.count += 1
+
+    @torch.no_grad()
+    def swap_(self) -> None:
+        """Write the mean into the model, and store the weights in its memory; once more swaps back.
+
+        In place, tensor by tensor: nothing larger than one of them is allocated. A mean of more precision
+        than the weights keeps it: the weights are stored in its upper halves, or in a copy.
+        """
+        for i, (weight, mean) in enumerate(zip(self._weights, self.tensors, strict=True)):
+            now = weight.detach()
+            if self._halves[i]:
+                _exchange(now, mean, back=self._swapped)
+            elif i in self._aside:
+                now.copy_(self._aside.pop(i))
+            else:
+                kept = now.clone()
+                now.copy_(mean)
+                if now.dtype == mean.dtype:
+                    mean.copy_(kept)
+                else:
+                    self._aside[i] = kept
+        self._swapped = not self._swapped
+
+
+def wide_copy(weight: Tensor) -> Tensor:
+    """A copy with at least float32's precision."""
+    narrow = weight.dtype in (torch.float16, torch.bfloat16)
+    return weight.detach().to(torch.float32 if narrow else weight.dtype, copy=True)
+
+
+def _has_halves(weight: Tensor, mean: Tensor) -> bool:
+    """Whether a bfloat16 is the upper half of what its mean is stored in, and can be reached as such."""
+    if (weight.dtype, mean.dtype) != (torch.bfloat16, torch.float32) or sys.byteorder != "little":
+        return False
+    return mean.dim() > 0 and mean.stride(-1) == 1
+
+
+def _exchange(weight: Tensor, mean: Tensor, *, back: bool) -> None:
+    """Round ``mean`` to ``weight``, and store the weight's own bits in the upper halves, which the two then
+    have in common."""
+    halves = mean.view(torch.int16)
+    lower, upper = halves[..., 0::2], halves[..., 1::2]
+    bits = weight.view(torch.int16)
+    if back:
+        rounded = bits - _carry(bits, lower)
+        bits.copy_(upper)
+    else:
+        rounded = bits.clone()
+        bits.copy_(upper + _carry(upper, lower))
+    upper.copy_(rounded)
+
+
+def _carry(upper: Tensor, lower: Tensor) -> Tensor:
+    """1 where the lower half rounds up, and never into what is not a number."""
+    finite = (upper & 0x7F80) != 0x7F80
+    return ((lower < 0) & finite).to(torch.int16)
+
+
+class Alarm:
+    """Reads the norm of the weights a few times in a window, each time a look later, when the device has long
+    computed it: it never waits.
+
+    Args:
+        weights: the iterates.
+        size: their norm when the window began.
+        steps: of the window.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], size: float, steps: int) -> None:
+        self._weights = weights
+        self._limit = _FAR * size
+        self._steps = steps
+        self._stride = max(2, steps // _LOOKS)
+        self._taken = 0
+        self._seen: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def rings(self) -> bool:
+        """After every step: whether the weights had diverged at the look before."""
+        self._taken += 1
+        if self._taken % self._stride:
+            return False
+        lost = self._diverged()
+        norm = get_total_norm([weight.detach() for weight in self._weights])
+        seen, event = empty_copy(norm, offload=True), None
+        copy_into(seen, norm)
+        if norm.device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(norm.device))
+        self._seen = seen, event
+        return lost or (event is None and self._diverged())
+
+    def state(self) -> list[float | None]:
+        """Steps of the window, those taken, and the norm seen last."""
+        return [self._steps, self._taken, self._norm()]
+
+    def load(self, taken: int, seen: float | None) -> None:
+        """Continue within a window."""
+        self._taken = taken
+        self._seen = None if seen is None else (torch.tensor(seen), None)
+
+    def _diverged(self) -> bool:
+        norm = self._norm()
+        return norm is not None and not norm <= self._limit  # or not a number
+
+    def _norm(self) -> float | None:
+        if self._seen is None:
+            return None
+        norm, event = self._seen
+        if event is not None:
+            event.synchronize()
+        return float(norm)
+
+
+class WeightPath:
+    """The mean m of a window, and a sketch of the mean p of the window before.
+
+    It follows what is trained: layers that are frozen during a run leave it, and unfrozen ones join.
+
+    Args:
+        context: the optimizer whose trained parameters are followed; and the replicas, which share the mean
+            of a window if they differ within it. Norms are taken over all ranks of a replica.
+        sizes: how many parameter groups each of several optimizers has: each has a displacement of its own.
+            Empty for one optimizer.
+        clock: when windows end.
+    """
+
+    def __init__(self, context: Context, sizes: Sequence[int], clock: Clock) -> None:
+        self._optimizer, self._replicas, self._diverges = (
+            context.optimizer,
+            context.replicas,
+            context.diverges,
+        )
+        self._sizes = sizes
+        self.window = WindowLoop(clock)
+        self._average: Mean | None = None
+        self._parameters: list[Tensor] = []
+        self._least: list[float] = []
+        #: Sketch and norm of p of each optimizer, and of m once it has been measured.
+        self._before: list[_Sketch] = []
+        self._now: list[_Sketch] = []
+        self.follow()
+
+    @property
+    def _every(self) -> list[list[Tensor]]:
+        """The parameters of each optimizer; without sizes those of all groups, also of groups added late."""
+        groups = [group["params"] for group in self._optimizer.param_groups]
+        ends = [0, *accumulate(self._sizes or [len(groups)])]
+        return [[p for group in groups[start:end] for p in group] for start, end in pairwise(ends)]
+
+    def follow(self) -> bool:
+        """Follow what is trained now; whether that has changed. If so, the present weights are p."""
+        groups = self._every
+        least = dict(zip(map(id, self._parameters), self._least, strict=True))
+        if not self.window.follow([p for group in groups for p in group]):
+            return False
+        trained = [[p for p in group if p.requires_grad] for group in groups]
+        self._parameters = [p for group in trained for p in group]
+        self._shares = [self._replicas.share_of(p) for p in self._parameters]
+        if self._diverges:
+            self._average = self._replicas.plan_mean(self.window.mean.tensors)
+        usual = self._usual_norms()
+        self._least = [least.get(id(p), norm) for p, norm in zip(self._parameters, usual, strict=True)]
+        #: Which of the weights each optimizer trains.
+        self.spans = [slice(*ends) for ends in pairwise(accumulate(map(len, trained), initial=0))]
+        self.restart()
+        return True
+
+    def start(self) -> None:
+        """The first window is compared with the present weights."""
+        self._least = self._usual_norms()
+        self.restart()
+
+    def restart(self) -> None:
+        """The present weights become p."""
+        self._before = self._sketched(self.window.weights)
+
+    def keep(self, optimizer: int) -> None:
+        """m becomes p."""
+        self._before[optimizer] = self._now[optimizer]
+
+    def _usual_norms(self) -> list[float]:
+        """The norm that weights of their shape are usually given, of those that are zero; of any other, 0."""
+        weights, norms = self.window.weights, self._replicas.replica_norms
+        some = norms([float(w.detach().any()) if w.numel() else 0.0 for w in weights])
+        roots = norms([math.sqrt(s * w.numel()) for w, s in zip(weights, self._shares, strict=True)])
+        return [
+            0.0 if seen else _usual_size(p) * root
+            for p, seen, root in zip(self._parameters, some, roots, strict=True)
+        ]
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether sketches are of the whole replica, of which this rank knows which part it holds."""
+        return self._replicas.ranks_per_replica > 1 and self._replicas.can_reshard
+
+    def _sketched(self, weights: Sequence[Tensor]) -> list[_Sketch]:
+        every = [weight.detach() for weight in weights]
+        now = [self._by_share(every, span) for span in self.spans]
+        norms = self._replicas.replica_norms([_norm(part) for part in now])
+        if not self._in_parts:
+            return list(zip(map(_sketch, now), norms, strict=True))
+        seen = [self._of_shards(every[span], span) for span in self.spans]
+        return list(zip(seen, norms, strict=True))
+
+    def _of_shards(self, shards: Sequence[Tensor], span: slice) -> Tensor:
+        """The sketch of one optimizer's weights, the same on all ranks and for all ways to cut it."""
+        if not shards:
+            return torch.zeros(1)
+        own = sketch_of_shards(shards, self._parameters[span], self._shares[span])
+        return self._replicas.replica_sum(own)
+
+    def _by_share(self, tensors: Sequence[Tensor], span: slice) -> _Shared:
+        """Tensors of one optimizer, together where their squares count alike: what all ranks of a replica
+        hold counts once in the sum over them."""
+        found: _Shared = {}
+        for tensor, share in zip(tensors[span], self._shares[span], strict=True):
+            found.setdefault(share, []).append(tensor)
+        return found
+
+    def converge(self) -> None:
+        """m becomes the mean over all replicas. A replica that diverged has the weights of the others by now,
+        and adds those instead of its mean. Waits for the device."""
+        if self._average is None:
+            return
+        mean, weights = self.window.mean.tensors, [weight.detach() for weight in self.window.weights]
+        now, size = self._replicas.replica_norms([norm_of(mean), norm_of(weights)])
+        if not math.isfinite(now) or now > _EXPLODED * size > 0:
+            torch._foreach_copy_(mean, weights)
+        self._average()
+
+    def displacements(self) -> list[float]:
+        """‖m − p‖ / ‖p‖ of each optimizer's weights. Waits for the device."""
+        self._now = self._sketched(self.window.mean.tensors)
+        moved = [
+            float(torch.linalg.vector_norm(now - before, dtype=_wide(now)))
+            for (now, _), (before, _) in zip(self._now, self._before, strict=True)
+        ]
+        if not self._in_parts:
+            moved = self._replicas.replica_norms(moved)
+        # What began at zero counts with the size that it is usually given.
+        sizes = [
+            math.hypot(norm, *self._least[s]) for (_, norm), s in zip(self._before, self.spans, strict=True)
+        ]
+        return [far / max(size, math.ulp(0.0)) for far, size in zip(moved, sizes, strict=True)]
+
+    @property
+    def size(self) -> float:
+        """The norm of p, of all optimizers."""
+        return math.hypot(*self._least, *(norm for _, norm in self._before))
+
+    def is_finite(self) -> bool:
+        """Whether the weights are. Waits for the device, and for the other ranks of this replica."""
+        lost = not all(bool(torch.isfinite(weight).all()) for weight in self.window.weights)
+        return self._replicas.replica_norms([float(lost)]) == [0.0]
+
+    def bytes(self) -> int:
+        """What the copies take."""
+        sketches = {id(seen): seen for seen, _ in (*self._before, *self._now)}
+        return sum(t.numel() * t.element_size() for t in (*self.window.mean.tensors, *sketches.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tensors without which a window in progress could not go on bit for bit; they are not copied."""
+        alarm = self.window.alarm
+        return {
+            "mean": self.window.state_dict([p for group in self._every for p in group]),
+            "before": [[seen, norm] for seen, norm in self._before],
+            "least": list(self._least),
+            "alarm": None if alarm is None else alarm.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.window.load_state_dict(state["mean"])
+        self._least = list(state["least"])
+        saved = zip(state["before"], [seen.device for seen, _ in self._before], strict=True)
+        self._before = [(seen.to(device, copy=True), float(norm)) for (seen, norm), device in saved]
+        self.window.alarm = None
+        if state["alarm"] is not None and self._replicas.world_size == 1 and self.size > 0:
+            steps, *rest = state["alarm"]
+            self.window.alarm = Alarm(self.window.weights, self.size, steps)
+            self.window.alarm.load(*rest)
+
+
+def _norm(tensors: _Shared) -> float:
+    """Of nothing that is trained, 0."""
+    return math.hypot(*(math.sqrt(share) * float(get_total_norm(part)) for share, part in tensors.items()))
+
+
+def _sketch(tensors: _Shared) -> Tensor:
+    """One after the other, each with the weight of its share."""
+    seen = [(sketch(part), share) for share, part in tensors.items()]
+    if len(seen) == 1 and seen[0][1] == 1:
+        return seen[0][0]
+    return torch.cat([part.to(_wide(part)) * math.sqrt(share) for part, share in seen] or [torch.zeros(1)])
+
+
+def _usual_size(parameter: Tensor) -> float:
+    """The size that each value of such a parameter is usually given."""
+    rows = parameter.numel() // parameter.shape[0] if parameter.dim() > 1 and parameter.shape[0] else 0
+    return 1 / math.sqrt(rows) if rows else _LEAST_SIZE
+
+
+# ---------------------------------------------------------------------- sketches
+#
+# Every value gets a sign and is added to one of 65,536 bins. The signs are as good as random, so in the norm
+# of the bins the products of different values cancel, and the norm of the vector remains but for half a per
+# cent. The map is linear: the difference of two sketches is the sketch of the difference. A vector of no more
+# values than there are bins is its own sketch. Where a vector lies on several ranks, each adds its own values
+# to the bins they have in the whole, and the sum over the ranks is the sketch that one rank alone would have
+# made.
+
+
+@torch.no_grad()
+def sketch(tensors: Sequence[Tensor]) -> Tensor:
+    """A vector of at most 65,536 values, on the device of the first tensor: sums in double precision, or the
+    values themselves.
+
+    >>> a, b = torch.randn(2, 300_000, generator=torch.Generator().manual_seed(0))
+    >>> near = (sketch([a]) - sketch([b])).norm() / (a - b).norm()
+    >>> 0.98 < near < 1.02
+    tensor(True)
+    """
+    first = tensors[0]
+    if sum(tensor.numel() for tensor in tensors) <= _BINS:
+        return torch.cat([tensor.reshape(-1).to(first.device) for tensor in tensors])
+    bins = _Bins(first)
+    for tensor in tensors:
+        flat = tensor.reshape(-1).to(first.device)
+        whole = len(flat) // _BINS if first.device.type == "cuda" else 0
+        for pieces in torch.split(flat[: whole * _BINS].view(whole, _BINS), _PIECES) if whole else ():
+            bins.add_pieces(pieces)
+        if not whole or len(flat) % _BINS:
+            for piece in torch.split(flat[whole * _BINS :], _BINS):
+                bins.add_piece(piece)
+    return bins.sums[:_BINS] + bins.sums[_BINS:]
+
+
+class _Bins:
+    """The sums so far, twice as many as there are bins: what goes beyond the last one is added to the first
+    in the end."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.sums = torch.zeros(2 * _BINS, dtype=_wide(like), device=like.device)
+        self._signs = _signs(like.device)
+        self._count = 0
+
+    def add_piece(self, piece: Tensor) -> None:
+        """One, as long as there are bins or shorter."""
+        sign, at = self._count * _SIGN_STRIDE % _BINS, self._count * _BIN_STRIDE % _BINS
+        self.sums[at : at + len(piece)] += piece * self._signs[sign : sign + len(piece)]
+        self._count += 1
+
+    def add_pieces(self, pieces: Tensor) -> None:
+        """Several, each as long as there are bins: of every one the value that each bin is due, then their
+        sum. No bin is written to by two at once, so the sum is the same every time."""
+        device = pieces.device
+        number = torch.arange(self._count, self._count + len(pieces), device=device)[:, None]
+        due = (torch.arange(_BINS, device=device) - number * _BIN_STRIDE) % _BINS
+        signed = pieces.gather(1, due) * self._signs[due + number * _SIGN_STRIDE % _BINS]
+        self.sums[:_BINS] += signed.sum(0, dtype=self.sums.dtype)
+        self._count += len(pieces)
+
+
+@torch.no_grad()
+def sketch_of_shards(
+    shards: Sequence[Tensor], parameters: Sequence[Tensor], shares: Sequence[float]
+) -> Tensor:
+    """What this rank adds to the sketch of whole parameters, in double precision.
+
+    Args:
+        shards: what it has of each.
+        parameters: what they are shards of.
+        shares: with which they count; those of all ranks that hold the same values add up to 1.
+    """
+    device, wide = shards[0].device, _wide(shards[0])
+    few = sum(parameter.numel() for parameter in parameters) <= _BINS
+    bins = torch.zeros(sum(p.numel() for p in parameters) if few else _BINS, dtype=wide, device=device)
+    signs = None if few else _signs(device)
+    before = 0  # values of the parameters before this one; or pieces of so many values as there are bins
+    for shard, parameter, share in zip(shards, parameters, shares, strict=True):
+        flat, start = shard.reshape(-1), shard_offset(parameter)
+        at = 0
+        while at < flat.numel():
+            # In one run of the whole no bin comes up twice. Else they are looked up one by one.
+            left = _BINS - (start + at) % _BINS if start is not None else _AT_ONCE
+            piece = flat[at : at + left].to(device, wide) * share
+            if start is None:
+                where = shard_positions(parameter, at, at + len(piece), device)
+            else:
+                where = torch.arange(start + at, start + at + len(piece), device=device)
+            if signs is None:
+                bins.index_add_(0, where + before, piece)
+            else:
+                k, j = where // _BINS + before, where % _BINS
+                bins.index_add_(0, (k * _BIN_STRIDE + j) % _BINS, piece * signs[k * _SIGN_STRIDE % _BINS + j])
+            at += len(piece)
+        before += parameter.numel() if few else max(1, -(-parameter.numel() // _BINS))
+    return bins
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def _signs(device: torch.device) -> Tensor:
+    """The same on every device and in every process."""
+    coins = torch.randint(0, 2, (2 * _BINS,), generator=torch.Generator().manual_seed(0))
+    return (2.0 * coins - 1.0).to(device, torch.float32)

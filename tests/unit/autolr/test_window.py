@@ -1,0 +1,351 @@
+"""The window in progress: its mean, how far it moved, and weights that diverge within it."""
+
+from __future__ import annotations
+
+import math
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hdet import AutoLR
+from hdet.autolr.clock import Clock
+from hdet.autolr.window import Alarm, WindowLoop, WindowMean, _Bins, sketch
+from hdet.loop.windows import Windows
+from tests.states import there_and_back
+from tests.unit.training import W, X, network, probe_of, squared, train
+
+
+def walk(steps: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[list[Tensor]]:
+    """The iterates of a window: two tensors, one of them a single number."""
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        [torch.randn(s, generator=draw, dtype=torch.float64).to(dtype) for s in ((3, 2), ())]
+        for _ in range(steps)
+    ]
+
+
+def average(weights: list[Tensor], iterates: list[list[Tensor]], mean: WindowMean) -> list[Tensor]:
+    mean.begin(len(iterates))
+    for left, iterate in zip(reversed(range(len(iterates))), iterates, strict=True):
+        for weight, value in zip(weights, iterate, strict=True):
+            weight.copy_(value)
+        mean.add(left)
+    return [tensor.clone() for tensor in mean.tensors]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 32, 63])
+def test_a_window_mean_is_the_arithmetic_mean(steps: int) -> None:
+    weights = [torch.zeros(3, 2, dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
+    iterates = walk(steps)
+    found = average(weights, iterates, WindowMean(weights))
+    for k, tensor in enumerate(found):
+        torch.testing.assert_close(
+            tensor, torch.stack([i[k] for i in iterates]).mean(0), rtol=1e-12, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("steps", [64, 100, 1000, 1001])
+def test_of_a_long_window_every_kth_iterate_counts_and_the_last_one_always(steps: int) -> None:
+    weights = [torch.zeros(3, 2, dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
+    iterates = walk(steps)
+    mean = WindowMean(weights)
+    found = average(weights, iterates, mean)
+    stride = steps // 32
+    chosen = iterates[::-1][::stride]
+    assert mean.count == len(chosen)
+    assert 32 <= mean.count < 64
+    for k, tensor in enumerate(found):
+        torch.testing.assert_close(
+            tensor, torch.stack([i[k] for i in chosen]).mean(0), rtol=1e-12, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("left", [math.nan, math.inf])
+def test_a_window_owes_nothing_to_the_one_before(left: float) -> None:
+    weights = [torch.zeros(3, 2, dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
+    fresh = average(weights, walk(10), WindowMean(weights))
+    mean = WindowMean(weights)
+    average(weights, [[torch.full_like(w, left) for w in weights]] * 5, mean)
+    assert not mean.tensors[0].isfinite().any()
+    for a, b in zip(average(weights, walk(10), mean), fresh, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_weights_have_a_float32_mean(dtype: torch.dtype) -> None:
+    """In bfloat16 a running mean of 60 iterates around 1 would not move at all."""
+    weights = [torch.zeros(3, 2, dtype=dtype), torch.zeros((), dtype=dtype)]
+    iterates = [[1 + t / 50 for t in step] for step in walk(60, dtype)]
+    found = average(weights, iterates, WindowMean(weights))
+    for k, tensor in enumerate(found):
+        assert tensor.dtype == torch.float32
+        exact = torch.stack([i[k].double() for i in iterates]).mean(0)
+        torch.testing.assert_close(tensor.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("at", [0, 1, 37, 100])
+def test_a_window_broken_off_goes_on(at: int) -> None:
+    weights = [torch.zeros(3, 2, dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
+    iterates = walk(100)
+    whole = average(weights, iterates, WindowMean(weights))
+    first, second = loop_of(weights, 100), loop_of(weights, 100)
+    over = False
+    for k, iterate in enumerate(iterates):
+        if k == at:
+            second.load_state_dict(there_and_back(first.state_dict(weights)))
+        for weight, value in zip(weights, iterate, strict=True):
+            weight.data.copy_(value)
+        over = (first if k < at else second).add()
+    assert over
+    for a, b in zip((second if at < 100 else first).mean.tensors, whole, strict=True):
+        assert torch.equal(a, b)
+
+
+def loop_of(weights: list[Tensor], steps: int) -> WindowLoop:
+    loop = WindowLoop(Clock(Windows(first=steps)))
+    loop.follow([weight.requires_grad_() for weight in weights])
+    loop.clock.begin(0)
+    loop.open()
+    return loop
+
+
+def test_weights_that_diverge_end_the_window_early() -> None:
+    weight = torch.ones(4)
+    loop = loop_of([weight], 40)
+    loop.open(size=2.0)
+    assert not any(loop.add() for _ in range(12))
+    weight.data.fill_(math.inf)
+    taken = 13 + [loop.add() for _ in range(12)].index(True)
+    assert loop.clock.end == taken < 40
+
+
+def test_weights_may_be_pointed_elsewhere_between_two_windows() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    mean = WindowMean([weight])
+    weight.data = torch.full((2,), 3.0)
+    mean.begin(1)
+    mean.add(0)
+    assert mean.tensors[0].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (4,), (), (0,), (2, 3, 4)])
+def test_bfloat16_weights_and_their_mean_change_places_without_a_loss(shape: tuple[int, ...]) -> None:
+    """The mean is rounded to the nearest; both come back bit for bit, and what is not finite stays so."""
+    draw = torch.Generator().manual_seed(0)
+    weights = [torch.randn(shape, generator=draw).bfloat16()]
+    mean = WindowMean(weights)
+    mean.tensors[0].copy_(
+        torch.randn(shape, generator=draw) * 10.0 ** torch.randint(-8, 8, shape, generator=draw)
+    )
+    if mean.tensors[0].dim() == 1 and mean.tensors[0].numel() > 2:
+        nan = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
+        mean.tensors[0][:3] = torch.tensor([math.inf, nan[0], nan[1]])
+    before, exact = weights[0].clone(), mean.tensors[0].clone()
+    mean.swap_()
+    torch.testing.assert_close(weights[0].float(), exact, rtol=2**-8, atol=0, equal_nan=True)
+    error = (weights[0].double() - exact.double()).abs()
+    assert bool(
+        (
+            error[error.isfinite()] <= (exact.bfloat16().double() - exact.double()).abs()[error.isfinite()]
+        ).all()
+    )
+    mean.swap_()
+    assert torch.equal(weights[0], before)
+    assert torch.equal(mean.tensors[0].view(torch.int32), exact.view(torch.int32))
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of what is made within and has not been let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        given = function(*args, **(kwargs or {}))
+        for made in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(made, Tensor) and not any(_same_memory(made, one) for one in tree_leaves(args)):
+                size = made.numel() * made.element_size()
+                self.bytes += size
+                self.peak = max(self.peak, self.bytes)
+                weakref.finalize(made, self._gone, size)
+        return given
+
+    def _gone(self, size: int) -> None:
+        self.bytes -= size
+
+
+def _same_memory(made: Tensor, given: object) -> bool:
+    return (
+        isinstance(given, Tensor) and made.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    )
+
+
+def test_averaging_and_swapping_low_precision_take_no_second_copy() -> None:
+    """Whole copies would be 2 × the weights for each iterate, and 1 × at the end of a window."""
+    weights = [torch.randn(64, 64).bfloat16() for _ in range(32)]
+    mean = WindowMean(weights)
+    mean.begin(3)
+    with Alive() as alive:
+        for left in (2, 1, 0):
+            mean.add(left)
+        mean.swap_()
+        mean.swap_()
+    of_one = weights[0].numel() * weights[0].element_size()
+    assert 0 < alive.peak <= 8 * of_one
+
+
+# ---------------------------------------------------------------------- trail
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_weights_that_begin_at_zero_are_trained(kind: str) -> None:
+    """Logistic regression from zero, with no norm to measure speed by."""
+
+    def logistic(model: nn.Module, x: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(model(x), (x @ W > 0).float())
+
+    def final(lr: float | None) -> float:
+        model = nn.Linear(8, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        optimizer = (
+            AdamW(model.parameters(), lr=lr or 1.0)
+            if kind == "adamw"
+            else SGD(model.parameters(), lr or 1.0, 0.9)
+        )
+        auto = AutoLR(optimizer, total_steps=1000, probe=probe_of(model, logistic)) if lr is None else None
+        for i in range(1000):
+            optimizer.zero_grad()
+            logistic(model, X[i % 200]).backward()
+            optimizer.step()
+            if auto is not None:
+                auto.step()
+            else:
+                optimizer.param_groups[0]["lr"] = lr * min(1.0, (1000 - i) / 250)  # type: ignore[operator]
+        with torch.no_grad():
+            return float(torch.stack([logistic(model, x) for x in X[300:]]).mean())
+
+    best = min(final(lr) for lr in (0.03, 0.1, 0.3, 1.0))
+    assert (final(None) - best) / (0.6931 - best) < 0.12
+
+
+def test_layers_freed_during_a_run_are_followed() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
+    optimizer = AdamW(groups)
+    auto = AutoLR(optimizer, total_steps=400, probe=probe_of(model))
+
+    def free(i: int) -> None:
+        if i == 100:
+            model[0].requires_grad_(True)
+        if i == 260:
+            with torch.no_grad():
+                model[0].weight.fill_(float("nan"))
+
+    train(model, optimizer, auto, 400, at=free)
+    assert max(group["lr"] for group in optimizer.param_groups) < 10
+    assert squared(model, X[300]).item() < 0.05
+
+
+# ---------------------------------------------------------------------- sketch
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("size", [1, 100, 65_536])
+def test_what_is_small_is_its_own_sketch(size: int) -> None:
+    vector = noise(size)
+    assert torch.equal(sketch([vector]), vector)
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(70_000,)], [(300, 1000), (1000,), (5,)], [(200_000,)] * 4, [(7,)] * 20_000]
+)
+def test_distances_are_kept(shapes: list[tuple[int, ...]]) -> None:
+    here = [noise(*shape, seed=i) for i, shape in enumerate(shapes)]
+    there = [a + 0.01 * noise(*a.shape, seed=-1 - i) for i, a in enumerate(here)]
+    true = torch.cat([(a - b).flatten() for a, b in zip(here, there, strict=True)]).double().norm()
+    assert float((sketch(here) - sketch(there)).norm() / true) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 64, 256])
+def test_rows_that_move_alike_do_not_deceive_it(rows: int) -> None:
+    """The same movement in every row of a matrix as wide as there are bins, and in one not as wide."""
+    for width in (65_536, 40_000):
+        moved = noise(width).expand(rows, width).contiguous()
+        assert float(sketch([moved]).norm() / moved.double().norm()) == pytest.approx(1, abs=0.05)
+
+
+def test_it_is_linear() -> None:
+    a, b = noise(100_000), noise(100_000, seed=1)
+    assert torch.allclose(sketch([a]) - sketch([b]), sketch([a.double() - b.double()]), atol=1e-5)
+
+
+def test_small_movements_are_not_lost_in_rounding() -> None:
+    a = noise(1_000_000)
+    b = a * (1 + 1e-5)
+    true = (a.double() - b.double()).norm()
+    assert float((sketch([a]) - sketch([b])).norm() / true) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("before", [0, 5])
+def test_many_pieces_at_once_are_the_same_as_one_after_the_other(dtype: torch.dtype, before: int) -> None:
+    """The way of a GPU, and its slow twin."""
+    pieces = noise(7, 65_536).to(dtype)
+    slow, fast = (_Bins(pieces) for _ in range(2))
+    for bins in (slow, fast):
+        for k in range(before):
+            bins.add_piece(noise(100 + k))
+    for piece in pieces:
+        slow.add_piece(piece)
+    fast.add_pieces(pieces[:4])
+    fast.add_pieces(pieces[4:])
+    found, expected = (bins.sums[:65_536] + bins.sums[65_536:] for bins in (fast, slow))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+# ---------------------------------------------------------------------- alarm
+
+
+def looks(steps: int, *, lost_at: int, by: float) -> list[bool]:
+    weights = [torch.ones(4), torch.ones(3, 3)]
+    alarm = Alarm(weights, size=math.sqrt(13), steps=steps)
+    rang = []
+    for step in range(1, steps + 1):
+        if step == lost_at:
+            weights[1][0, 0] = by
+        rang.append(alarm.rings())
+    return rang
+
+
+@pytest.mark.parametrize("by", [math.nan, math.inf, 1e6])
+@pytest.mark.parametrize("steps", [4, 10, 100])
+def test_it_rings_within_a_quarter(by: float, steps: int) -> None:
+    at = steps // 2
+    rang = looks(steps, lost_at=at, by=by)
+    assert not any(rang[: at - 1])
+    assert any(rang[: at + max(2, steps // 4)])
+
+
+@pytest.mark.parametrize("by", [0.0, -1.0, 50.0])
+def test_weights_of_their_usual_size_do_not_ring(by: float) -> None:
+    assert not any(looks(100, lost_at=10, by=by))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_device_what_was_seen_is_read_a_look_later() -> None:
+    weight = torch.ones(8, device="cuda")
+    alarm = Alarm([weight], size=3.0, steps=8)
+    weight.fill_(math.nan)
+    assert [alarm.rings() for _ in range(4)] == [False, False, False, True]
