@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hdet.autolr.choice import Candidate, Choice
 from hdet.autolr.kept import Kept
 from hdet.probes import Probe
-from hdet.probes.norms import trained_norms
+from hdet.probes.isolation import trained_norms
 from hdet.replicas import Replicas
 
 __all__ = ["Handed", "Keeper"]

@@ -140,7 +140,7 @@ def checksums(inputs: object) -> Tensor | None:
     All tensors count that are as long as the first one; of large samples, values at regular distances. Sums
     of integers do not round. None if there is nothing to compare, or a CUDA graph is being captured.
     """
-    tensors = list(tensors_of(inputs))
+    tensors = tensors_of(inputs)
     tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
     if not tensors or not len(tensors[0]) or any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         return None
@@ -163,8 +163,8 @@ def checksums(inputs: object) -> Tensor | None:
 @lru_cache(maxsize=16)
 def _weights(tensor: int, count: int, device: torch.device) -> Tensor:
     """Odd numbers without a pattern, others for each tensor of a sample."""
-    places = torch.arange(1, count + 1, device=device) + tensor * 2 * _VALUES
-    return _scattered(_scattered(_scattered(places))) | 1
+    positions = torch.arange(1, count + 1, device=device) + tensor * 2 * _VALUES
+    return _scattered(_scattered(_scattered(positions))) | 1
 
 
 def _integers(tensor: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def compare(trained: Iterable[Tensor], probed: Iterable[Tensor]) -> tuple[float,
     one_input = ours.different == theirs.different == theirs.of_first_batch
     both = 0 if one_input else len(ours.different & theirs.different)
     # Three more than were seen (the rule of three): none among few pairs does not mean never.
-    likely = (3 + ours.twins + theirs.twins) / max((ours.count**2 + theirs.count**2) / 2, 1)
+    likely = (3 + ours.repeats + theirs.repeats) / max((ours.count**2 + theirs.count**2) / 2, 1)
     probed_count, trained_count = len(ours.different), len(theirs.different)
     return both, probed_count, trained_count, probed_count * trained_count * likely
 
@@ -208,12 +208,12 @@ class _Samples:
     def __init__(self, batches: Iterable[Tensor]) -> None:
         self.different: set[int] = set()
         self.of_first_batch: set[int] = set()
-        self.twins = self.count = 0
+        self.repeats = self.count = 0
         for batch in batches:
             samples = batch.tolist()
             new = set(samples) - self.different
             if 2 * len(new) >= len(samples):
                 self.count += len(samples)
-                self.twins += len(samples) - len(new)
+                self.repeats += len(samples) - len(new)
             self.different |= new
             self.of_first_batch = self.of_first_batch or new

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.probes.norms import refresh_norms_, trained_norms
+from hdet.probes.isolation import refresh_norms_, trained_norms
 
 BATCHES = list(torch.randn(5, 8, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1)
 
