@@ -17,7 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BucketedMean", "bucket_memory", "distinct_tensors", "elements", "flat_pieces"]
+__all__ = [
+    "BucketedMean",
+    "bucket_memory",
+    "differing_values",
+    "distinct_tensors",
+    "elements",
+    "flat_pieces",
+    "floating_and_integer",
+]
 
 #: All extra memory. Smaller buckets overlap better, larger ones cost fewer collectives (docs/log.md).
 MEMORY_BYTES = 48 << 20
@@ -149,6 +157,19 @@ class BucketedMean:
             total.div_(self._size)
 
 
+def floating_and_integer(tensors: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Those that can be averaged, and those that cannot."""
+    kinds: tuple[list[Tensor], list[Tensor]] = [], []
+    for tensor in tensors:
+        kinds[not (tensor.is_floating_point() or tensor.is_complex())].append(tensor)
+    return kinds
+
+
+def differing_values(count: int) -> tuple[str, ...]:
+    """The warning about integer buffers that differed."""
+    return (f"{count} integer buffer values differed: the maximum was taken",) if count else ()
+
+
 def bucket_memory(size: int) -> int:
     """What the buckets of so many replicas may take together.
 
@@ -243,16 +264,16 @@ def distinct_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
 def _chunks(pieces: Sequence[Tensor], capacity: int) -> Iterable[list[Tensor]]:
     """Fill buckets to the last element; a piece that does not fit is cut."""
     chunk: list[Tensor] = []
-    room = capacity
+    free = capacity
     for piece in pieces:
         start = 0
         while start < piece.numel():
-            length = min(room, piece.numel() - start)
+            length = min(free, piece.numel() - start)
             chunk.append(piece[start : start + length])
             start += length
-            room -= length
-            if room == 0:
+            free -= length
+            if free == 0:
                 yield chunk
-                chunk, room = [], capacity
+                chunk, free = [], capacity
     if chunk:
         yield chunk

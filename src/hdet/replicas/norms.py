@@ -21,7 +21,7 @@ def norm_of(tensors: Sequence[Tensor]) -> float:
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
-            wide = tensor.float() if tensor.element_size() == 1 else tensor  # of so few bits nothing is known
+            wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit floats have no norm
             alike.setdefault((wide.device, wide.dtype), []).append(wide)
     norms: list[float] = []
     for (_, dtype), own in alike.items():
@@ -45,7 +45,7 @@ def row_norms(tensors: Sequence[Tensor], rows: int) -> Tensor:
 
 
 def _overflowed(tensor: Tensor) -> float:
-    """A sum of squares is infinite before a value is: then their largest tells; NaN if that is none."""
+    """A sum of squares overflows before a value does: then the largest value; NaN if that is not finite."""
     largest = float(torch.linalg.vector_norm(tensor, math.inf))
     return largest if math.isfinite(largest) else math.nan
 

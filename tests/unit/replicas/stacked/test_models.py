@@ -98,7 +98,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "frozen": (lambda m: m[0].requires_grad_(False), r"0\.weight has requires_grad=False, not True"),
     "a layer of another shape": (
         lambda m: m.__setitem__(2, nn.Linear(4, 2)),
-        r"2\.weight has the shape \(2, 4\)",
+        r"2\.weight has shape=\(2, 4\)",
     ),
     "a layer of the same shape": (
         lambda m: m.__setitem__(2, nn.Linear(4, 1)),
@@ -123,7 +123,7 @@ def test_a_changed_model_is_refused(change: str, captured: bool) -> None:
     act, says = CHANGES[change]
     act(model)
     with pytest.raises(
-        RuntimeError, match=f"StackedReplicas.losses: .*as it was stacked, and {says}.*stack anew"
+        RuntimeError, match=f"StackedReplicas.losses: .*as it was stacked, and {says}.*stack again"
     ):
         compute(x)
 
@@ -158,7 +158,7 @@ def test_replicas_are_not_written_into_another_model() -> None:
     before = model[0].weight.detach().clone()
     with torch.no_grad():
         replicas.slices(0)[0].add_(1)
-    with pytest.raises(RuntimeError, match=r"write_: .*3\.weight has the shape \(7, 5\), not \(1, 5\)"):
+    with pytest.raises(RuntimeError, match=r"write_: .*3\.weight has shape=\(7, 5\), not \(1, 5\)"):
         replicas.write_()
     assert torch.equal(model[0].weight, before), "nothing was written"
 

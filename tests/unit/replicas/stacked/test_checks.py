@@ -1,4 +1,4 @@
-"""What cannot be a slice of one pass is refused before or when it happens, with the reason and the mend."""
+"""What cannot be a slice of one pass raises before or when it happens, with the reason and the fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrapped() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason", "mend"),
+    ("make", "reason", "fix"),
     [
         (lambda: nn.LSTM(3, 2), "is a LSTM, for which torch.vmap has no rule", "one process per replica"),
         (lambda: nn.Sequential(nn.GRU(3, 2)), "0 is a GRU", "nn.Linear"),
@@ -36,8 +36,8 @@ def wrapped() -> nn.Module:
         (lambda: nn.Linear(3, 2, dtype=torch.complex64), "weight is torch.complex64", "view_as_real"),
     ],
 )
-def test_models_that_cannot_be_slices(make: Callable[[], nn.Module], reason: str, mend: str) -> None:
-    with pytest.raises(TypeError, match=f"StackedReplicas: .*{reason}.*{mend}"):
+def test_models_that_cannot_be_slices(make: Callable[[], nn.Module], reason: str, fix: str) -> None:
+    with pytest.raises(TypeError, match=f"StackedReplicas: .*{reason}.*{fix}"):
         stack(make())
 
 
