@@ -78,6 +78,7 @@ class LocalProcesses:
         self._processes: list[Any] = []
 
     def __enter__(self) -> LocalProcesses:
+        self._start()  # importing torch takes them seconds, which the caller may use
         return self
 
     def __exit__(self, *_: object) -> None:

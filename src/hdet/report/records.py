@@ -128,7 +128,7 @@ class HistoryFile:
 
     @property
     def name(self) -> str:
-        """The file's name, with its folder if the name says nothing."""
+        """The file's name, with its folder if the name is a common one."""
         folder = self.path.resolve().parent.name
         return f"{folder}/{self.path.stem}" if self.path.stem in ("history", "run", "log") else self.path.stem
 
@@ -173,7 +173,7 @@ class HistoryFile:
         return [_parsed(line) for line in self.lines()]
 
     def about(self) -> Record:
-        """What the page is told about the file."""
+        """What the page shows about the file."""
         return {
             "name": self.name,
             "path": str(self.path),

@@ -279,7 +279,10 @@ def test_watch_prints_records_and_alerts_for_scripts(tmp_path):
 
 def test_a_run_as_text():
     text = drawn("mine", whole(), [Alert(100, "warning", "rollback", "it rose")])
-    verdict, rate, loss, alert = text.splitlines()
+    lines = text.splitlines()
+    assert all(len(line) <= 78 for line in lines), "words are not broken by the terminal"
+    *verdict_lines, rate, loss, alert = lines
+    verdict = " ".join(line.strip() for line in verdict_lines)
     assert verdict.startswith("mine: Found a learning rate")
     assert rate.strip().startswith("rate  ▁")
     assert loss.strip().endswith("0.494")
