@@ -3,7 +3,7 @@
 A hook on the model takes a checksum of every sample in the first forward passes of training and of the probe,
 and syncs compare them. It compares inputs bit for bit: samples that augmentation, noise or random offsets
 change in every pass are not found, nor inputs that do not pass through a module's call (CUDA graphs, a
-compiled model that is not the probe's own). Where it cannot look it stays silent.
+compiled model that is not the probe's own). Where it cannot compare, it does not warn.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Overlap:
         if self.settled:
             return ""
         overlapping, probed, trained, chance, watching = map(math.fsum, zip(*rows, strict=True))
-        convinces = overlapping >= _LEAST and overlapping > _BEYOND_CHANCE * chance
-        if convinces or not watching:
+        significant = overlapping >= _LEAST and overlapping > _BEYOND_CHANCE * chance
+        if significant or not watching:
             self.settle()
-        if not convinces:
+        if not significant:
             return ""
         return (
             f"{overlapping:,.0f} of {probed:,.0f} probe samples were trained on (among the first "
@@ -106,7 +106,7 @@ class Overlap:
         if (self._probe.measuring or training) and len(seen) < _FORWARDS:
             try:
                 sums = checksums(inputs)
-            except Exception:  # whatever a tensor may be, training must not fail for it
+            except Exception:  # an unusual tensor must not stop training
                 self._stop()
             else:
                 seen += [] if sums is None else [sums]
@@ -124,7 +124,7 @@ class _Hook:
         self._overlap = None if overlap is None else weakref.ref(overlap)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # a compiler must find nothing here
+        if torch.compiler.is_compiling():  # nothing of this may be compiled
             return
         overlap = None if self._overlap is None else self._overlap()
         if overlap is not None and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]

@@ -115,8 +115,8 @@ class Probe:
         From a DataLoader over a map-style dataset, samples are chosen by ``seed``, the same on all ranks, and
         the loader is rebuilt over the others; with a DistributedSampler every rank keeps ``batches`` batches
         of its own, and ``set_epoch`` works on either sampler. From any other iterable the first ``batches``
-        are kept and skipped at the start of every later pass; one that shuffles between passes would hand
-        them out again, which is logged. The batches kept stay in memory, as the loader delivered them.
+        are kept and skipped at the start of every later pass; one that shuffles between passes would yield
+        them again, and hdet warns. The batches kept stay in memory, as the loader delivered them.
         """
         _check_arguments("Probe.set_aside", loss_fn, model, per_sync)
         if not isinstance(batches, int) or batches < per_sync:

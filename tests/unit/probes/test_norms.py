@@ -77,7 +77,7 @@ def test_flags_and_momentum_are_as_before() -> None:
     model[0].eval()
     model[2].eval()
     flags = [module.training for module in model.modules()]
-    places = [buffer.data_ptr() for buffer in model.buffers()]
+    addresses = [buffer.data_ptr() for buffer in model.buffers()]
 
     def run(batch: Tensor) -> None:
         model(batch)
@@ -87,7 +87,7 @@ def test_flags_and_momentum_are_as_before() -> None:
         refresh_norms_(model, run, BATCHES, trained_norms(model))
     assert [module.training for module in model.modules()] == flags
     assert (model[1].momentum, model[2].momentum) == (0.3, None)
-    assert [buffer.data_ptr() for buffer in model.buffers()] == places
+    assert [buffer.data_ptr() for buffer in model.buffers()] == addresses
 
 
 def test_no_gradient_is_recorded() -> None:

@@ -65,15 +65,15 @@ HOOKS: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.mark.parametrize("kind", list(HOOKS))
 def test_hooks_on_gradients_that_nobody_would_call(kind: str) -> None:
-    says = rf"must be forward hooks, and 0{' .Linear.' if 'module' in kind else '.weight'} has .*; remove it"
+    words = rf"must be forward hooks, and 0{' .Linear.' if 'module' in kind else '.weight'} has .*; remove it"
     model = mlp()
     hook = HOOKS[kind](model)
-    with pytest.raises(TypeError, match=f"StackedReplicas: .*{says}"):
+    with pytest.raises(TypeError, match=f"StackedReplicas: .*{words}"):
         stack(model)
     hook.remove()
     replicas, x = stack(model), batches(1)[0]
     hook = HOOKS[kind](model)
-    with pytest.raises(TypeError, match=f"StackedReplicas.losses: .*{says}"):
+    with pytest.raises(TypeError, match=f"StackedReplicas.losses: .*{words}"):
         replicas.losses(loss_fn, x)
     hook.remove()
     seen: list[int] = []
@@ -169,7 +169,7 @@ def test_a_gradient_penalty_by_torch_func_is_each_replica_s_own() -> None:
 
 
 def test_what_is_recomputed_in_the_backward_pass() -> None:
-    """In torch 2.6 the forward pass, in later ones the backward pass says so."""
+    """In torch 2.6 the forward pass, in later ones the backward pass words so."""
     replicas = stack(mlp())
     # torch 2.6 and 2.11 refuse it in the forward pass already.
     words = r"StackedReplicas\.(losses|backward): .*activation checkpointing.*one process per replica"

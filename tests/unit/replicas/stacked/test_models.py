@@ -120,10 +120,10 @@ def test_a_changed_model_is_refused(change: str, captured: bool) -> None:
     replicas = stack(model)
     compute = replicas.capture(loss_fn) if captured else lambda x: replicas.losses(loss_fn, x)
     compute(x)
-    act, says = CHANGES[change]
+    act, words = CHANGES[change]
     act(model)
     with pytest.raises(
-        RuntimeError, match=f"StackedReplicas.losses: .*as it was stacked, and {says}.*stack again"
+        RuntimeError, match=f"StackedReplicas.losses: .*as it was stacked, and {words}.*stack again"
     ):
         compute(x)
 
@@ -198,9 +198,9 @@ def test_a_new_buffer_would_be_lost_and_is_not_left_in_the_model(kind: str, fail
         out = model(x).sum()
         return out * out.item() if fails else out
 
-    says = "reads a value" if fails else r"buffers in place, got a new tensor in seen.*self\.seen\.copy_"
+    words = "reads a value" if fails else r"buffers in place, got a new tensor in seen.*self\.seen\.copy_"
     for _ in range(2):
-        with pytest.raises(TypeError, match=says):
+        with pytest.raises(TypeError, match=words):
             replicas.losses(fn, x)
     assert model._buffers.keys() == before.keys()
     assert all(model._buffers[name] is buffer for name, buffer in before.items())
