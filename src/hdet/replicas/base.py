@@ -95,8 +95,7 @@ class Replicas(ABC):
         is not finite. Waits for the device."""
         return norm_of(tensors)
 
-    @abstractmethod
-    def agree(self, caller: str, facts: Mapping[str, str]) -> None:
+    def agree(self, caller: str, facts: Mapping[str, str]) -> None:  # noqa: B027 — one process agrees
         """Raise on every rank, naming the values, unless all ranks hold the same facts."""
 
     @abstractmethod
@@ -163,9 +162,6 @@ class SoloReplica(Replicas):
 
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
         return [[float(value) for value in row]]
-
-    def agree(self, caller: str, facts: Mapping[str, str]) -> None:
-        return None
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         return tuple

@@ -124,7 +124,7 @@ class HistoryFile:
         self.path = path
         self._tail = Tail(path)
         self._size = limit, bytes_
-        self._thinned, self._torn = Thinned(*self._size), 0
+        self._restarts, self._thinned, self._torn = 0, Thinned(*self._size), 0
 
     @property
     def name(self) -> str:
@@ -139,11 +139,8 @@ class HistoryFile:
 
     def new(self) -> Iterator[tuple[str, Record]]:
         """Lines since the last call, as text and as records."""
-        restarts = self.restarts
         for text in self._tail.lines():
-            if self.restarts != restarts:
-                restarts = self.restarts
-                self._thinned, self._torn = Thinned(*self._size), 0
+            self._notice_restart()
             if not text.strip():
                 continue
             try:
@@ -155,8 +152,12 @@ class HistoryFile:
                 continue
             self._thinned.add(text, marked=_is_marked(record))
             yield text, record
-        if self.restarts != restarts:
-            self._thinned, self._torn = Thinned(*self._size), 0
+        self._notice_restart()
+
+    def _notice_restart(self) -> None:
+        """Forget the lines of a file that was replaced."""
+        if self.restarts != self._restarts:
+            self._restarts, self._thinned, self._torn = self.restarts, Thinned(*self._size), 0
 
     def read(self) -> HistoryFile:
         """Read to the end of the file."""

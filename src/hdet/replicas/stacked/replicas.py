@@ -208,9 +208,9 @@ class StackedReplicas(Replicas):
             return self.modes
 
         matrices = self.optimizer.matrices
-        return (
-            CapturedPass(run, prepare, matrices, [*self._buffers.values()]) if matrices[0].is_cuda else plain
-        )
+        if not matrices[0].is_cuda:
+            return plain
+        return CapturedPass(run, prepare, matrices, [*self._buffers.values()])
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float | Tensor) -> Tensor:
@@ -293,9 +293,6 @@ class StackedReplicas(Replicas):
             for value in row
         ]
         return [list(values) for values in zip(*columns, strict=True)] if columns else [[]] * self.size
-
-    def agree(self, caller: str, facts: Mapping[str, str]) -> None:
-        return None
 
     def buffers_of(self, model: nn.Module | None) -> list[Tensor]:
         return list(self._buffers.values())
