@@ -1,7 +1,7 @@
-"""``Interruptible``: a run that is told to stop leaves as one model, saved, on all ranks at the same step.
+"""``Interruptible``: on a signal, all ranks average the replicas, save and exit at the same step.
 
 A signal may reach one rank alone, and at any moment: within a collective, within an optimizer step. So the
-handler only takes note of it, and ranks tell one another where the training loop asks, about once a second.
+handler only records it, and ``check()`` exchanges it between ranks, about once a second.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["Interruptible"]
 
 logger = logging.getLogger("hdet")
 
-#: Ranks tell one another about so often, in seconds: far less than whoever stops a run waits for it.
+#: Seconds between two exchanges: far less than a cluster's scheduler waits before it kills a run.
 _EVERY = 1.0
 
 
 class Interruptible:
-    """Leaves a training loop in order when it is told to stop.
+    """Exits a training loop in order on a signal.
 
     Args:
         auto: an AutoLR, AutoTune, OneCycleAutoLR or Ensemble, whose replicas train together.
         save: called once, on every rank, when the replicas are one model; usually :func:`hdet.save`.
-        signals: SIGTERM, as schedulers of clusters and torchrun send it, and SIGINT (Ctrl-C). The same one
-            again acts as it did before: who presses Ctrl-C twice means it.
+        signals: SIGTERM, as schedulers of clusters and torchrun send it, and SIGINT (Ctrl-C). A second one of
+            the same kind acts as without ``Interruptible``.
 
-    :meth:`check` is a collective: every rank calls it once after every ``step()``. Leaving is by SystemExit
-    with 128 plus the signal's number, as shells have it, so that ``finally`` blocks run.
+    :meth:`check` is a collective: every rank calls it once after every ``step()``. It raises SystemExit with
+    128 plus the signal's number, as shells have it, so that ``finally`` blocks run.
 
     Example::
 
@@ -61,15 +61,15 @@ class Interruptible:
         self._auto, self._save, self._replicas = auto, save, replicas
         self._signals = signals
         self._before: dict[int, Any] = {}
-        #: The signal that was seen here, 0 if there was none.
+        #: The signal that this rank got, 0 if there was none.
         self._seen = 0
-        self._until_next, self._asked_at = 1, 0.0
+        self._until_next, self._exchanged_at = 1, 0.0
         self._steps = 0
 
     def __enter__(self) -> Interruptible:
         for number in self._signals:
             self._before[number] = signal.signal(number, self._note)
-        self._asked_at = time.monotonic()
+        self._exchanged_at = time.monotonic()
         return self
 
     def __exit__(
@@ -78,32 +78,32 @@ class Interruptible:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
-        if kind is None and self._seen:  # the run has come to its end meanwhile
+        if kind is None and self._seen:  # the run ended before the next exchange
             logger.warning("Interruptible: signal %d came in the last steps: the run is over", self._seen)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Nothing else is safe within a handler."""
+        """A handler; doing more would not be safe."""
         self._seen = number
         signal.signal(number, self._before[number])
 
     def check(self) -> None:
-        """Whether any rank was told to stop; then all leave. Every rank calls it after every ``step()``."""
+        """Exit if any rank got a signal. Every rank calls it after every ``step()``."""
         self._until_next -= 1
         self._steps += 1
         if self._until_next > 0:
             return
-        seconds = (time.monotonic() - self._asked_at) / self._steps
+        seconds = (time.monotonic() - self._exchanged_at) / self._steps
         rows = self._replicas.gather_ranks([float(self._seen), seconds])
         if number := int(max(row[0] for row in rows)):
             self._leave(number)
-        # By what all of them said: so all ask again at the same step.
+        # From the rows of all ranks, so that all exchange again at the same step.
         self._until_next = max(1, min(1000, int(_EVERY / max(1e-6, *(row[1] for row in rows)))))
-        self._steps, self._asked_at = 0, time.monotonic()
+        self._steps, self._exchanged_at = 0, time.monotonic()
 
     def _leave(self, number: int) -> None:
         if self._replicas.world_rank == 0:
-            said = "the replicas are one model" + ("" if self._save is None else ", and saved")
-            logger.warning("Interruptible: signal %d: leaves at this step; %s", number, said)
+            then = "averages the replicas" + ("" if self._save is None else ", saves")
+            logger.warning("Interruptible: signal %d: %s and exits", number, then)
         if self._auto.apart:
             self._auto.converge()
         if self._save is not None:

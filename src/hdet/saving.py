@@ -1,9 +1,9 @@
-"""``save`` and ``load``: everything that a run needs to go on bit for bit, or nothing.
+"""``save`` and ``load``: everything that a run needs to resume bit for bit, or nothing.
 
 A checkpoint is a folder. ``shared.pt`` holds what is the same on all ranks, ``rank3.pt`` what is rank 3's
-own, and ``manifest.json`` names the files, with their SHA-256. It is written beside its place and renamed
-into it; the one that was there becomes ``.previous``. At every moment one of the two is whole, and
-:func:`load` finds it.
+own, and ``manifest.json`` names the files, with their SHA-256. A save writes to ``<path>.writing`` and
+renames it; the checkpoint before becomes ``<path>.previous``. At every moment one of the two is complete,
+and :func:`load` finds it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from hdet.replicas import Replicas, find_replicas
 __all__ = ["Loaded", "candidates", "examined", "load", "save"]
 
 logger = logging.getLogger("hdet")
+T = TypeVar("T")
 
 _MANIFEST, _SHARED, _FORMAT = "manifest.json", "shared.pt", 1
 #: All that a checkpoint consists of.
@@ -43,8 +44,8 @@ _TENSORS = ": tensors"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What :func:`load` has taken: from where, why not from the newest one if so, and values that were saved
-    under their names and are nobody's state."""
+    """What :func:`load` has loaded: the path, why it was not the newest checkpoint (or ""), and the plain
+    values that were saved, by name."""
 
     path: Path
     why: str
@@ -63,22 +64,22 @@ def save(
     rng: bool = True,
     **anything: Any,
 ) -> None:
-    """Write a checkpoint, whole or not at all. Every rank calls it, at the same step.
+    """Write a checkpoint, complete or not at all. Every rank calls it, at the same step.
 
     Replicas that differ are averaged first. What is the same on all ranks is written once; what is not
     (shards, the window of replicas that differ, random states) each rank writes for itself.
 
     Args:
-        path: of the folder, which all ranks can reach and which nothing else is in. One that is there becomes
-            ``<path>.previous``.
+        path: of the folder, which all ranks can reach and which holds nothing else. An older checkpoint
+            there becomes ``<path>.previous``.
         model, optimizer: what is trained, and by what.
         auto: an AutoLR, AutoTune, OneCycleAutoLR, Ensemble, BestMean or Guard.
         rng: whether torch's, its accelerators', numpy's and Python's random states are kept.
-        **anything: whatever has a ``state_dict`` (a scaler, a sampler), or a plain value (an epoch).
+        **anything: objects with a ``state_dict`` (a scaler, a sampler), or plain values (an epoch).
 
     Raises:
         FileExistsError: on rank 0, where a folder that would be replaced is no checkpoint.
-        RuntimeError: on all other ranks, where one of them failed. The checkpoint of before is still there.
+        RuntimeError: on all other ranks, where one of them failed. The checkpoint before is still there.
 
     >>> import tempfile
     >>> model = nn.Linear(2, 1)
@@ -87,28 +88,31 @@ def save(
     ...     load(f"{folder}/run", model=model)["epoch"]
     3
     """
-    ranks, place = _Ranks.of("hdet.save", model, auto), Path(path)
-    ranks.together("hdet.save", lambda: _refuse_other_files(place) if ranks.mine == 0 else None)
+    ranks, folder = _Ranks.of("hdet.save", model, auto), Path(path)
+    ranks.together("hdet.save", lambda: _refuse_other_files(folder) if ranks.mine == 0 else None)
     if getattr(auto, "apart", False):
         auto.converge()
     items = {"model": model, "optimizer": optimizer, "auto": auto, **anything}
     states: dict[str, Any] = {}
-    marks: dict[str, str] = {}
+    sums: dict[str, str] = {}
 
-    def prepare() -> list[float]:
+    def take() -> None:
         for name, item in items.items():
             if item is not None:
                 state = plain(item.state_dict() if hasattr(item, "state_dict") else item, name)
-                _add(name, state, states, marks)
-        return [number for name in sorted(states) for number in _numbers(marks[name])]
+                _add(name, state, states, sums)
 
-    own = ranks.unlike("hdet.save: taking the states", prepare, states)
+    ranks.together("hdet.save: taking the states", take)
+    names = sorted(sums)
+    rows = ranks.gather([number for name in names for number in _numbers(sums[name])])
+    same = [len({tuple(row[8 * k : 8 * k + 8]) for row in rows}) == 1 for k in range(len(names))]
+    own = {name for name, alike in zip(names, same, strict=True) if not alike}
     shared = {name: state for name, state in states.items() if name not in own}
     mine = {name: state for name, state in states.items() if name in own}
     mine |= {"rng": _random_states()} if rng else {}
     kinds = {name: "own" if name in own else "shared" for name in states}
     about = {"ranks": ranks.count, "steps": getattr(auto, "steps", None), "items": kinds}
-    _write_all(place, ranks, shared, mine, about)
+    _write_all(folder, ranks, shared, mine, about)
 
 
 def load(
@@ -120,14 +124,14 @@ def load(
     rng: bool = True,
     **anything: Any,
 ) -> Loaded:
-    """Take up where :func:`save` left off: the newest checkpoint that is whole on all ranks. Every rank calls
-    it, with a model, an optimizer and an ``auto`` that are set up as they were.
+    """Load the newest checkpoint of :func:`save` that is complete on all ranks. Every rank calls it, with a
+    model, an optimizer and an ``auto`` that are set up as they were.
 
-    Where the newest one is not whole, it loads the one before and warns. On another number of ranks it loads
-    what is the same on all, and of an ``auto``'s own state rank 0's; no random states.
+    If the newest one is damaged, it loads the one before and warns. On another number of ranks it loads what
+    is the same on all, and rank 0's where an ``auto`` has a state on each; no random states.
 
     Raises:
-        ValueError: on all ranks, where there is no checkpoint that is whole; nothing has changed then.
+        ValueError: on all ranks, if there is no complete checkpoint; nothing has changed then.
     """
     named = {"model": model, "optimizer": optimizer, "auto": auto, **anything}
     items = {name: item for name, item in named.items() if item is not None}
@@ -145,31 +149,33 @@ def load(
         if not any(failed):
             break
         troubles.append(
-            trouble or f"{candidate} is not whole on rank {failed.index(1.0)}; its error says why"
+            trouble or f"{candidate} is damaged on rank {failed.index(1.0)}; see that rank's error"
         )
     else:
-        raise ValueError(f"hdet.load: there must be a whole checkpoint at {path}, got {'; '.join(troubles)}")
+        raise ValueError(
+            f"hdet.load: there must be a complete checkpoint at {path}, got {'; '.join(troubles)}"
+        )
     if troubles:
-        logger.warning("hdet.load: takes the checkpoint before, %s, since %s", candidate, troubles[0])
+        logger.warning("hdet.load: loads the checkpoint before, %s, since %s", candidate, troubles[0])
 
-    def take() -> None:
-        for name in sorted(items, key=lambda name: name == "auto"):  # it looks at the others
+    def assign() -> None:
+        for name in sorted(items, key=lambda name: name == "auto"):  # auto checks the others
             items[name].load_state_dict(states[name])
         if rng and same and "rng" in states:
             _set_random_states(states["rng"])
 
-    ranks.together("hdet.load", take)
+    ranks.together("hdet.load", assign)
     values = {name: state for name, state in states.items() if name not in items and name != "rng"}
     return Loaded(candidate, troubles[0] if troubles else "", values)
 
 
 def candidates(path: Path) -> list[Path]:
-    """Where a whole checkpoint may be, the newest first; the second one where renaming was interrupted."""
+    """Where a checkpoint may be, the newest first; ``.replaced`` exists if renaming was interrupted."""
     return [path, *(path.with_name(path.name + end) for end in (".replaced", ".previous"))]
 
 
 def examined(folder: Path) -> tuple[dict[str, Any], str]:
-    """A checkpoint's manifest, and what is wrong with it: "" where all files are what they were."""
+    """A checkpoint's manifest, and what is wrong with it, or ""."""
     manifest: dict[str, Any] = {}
     try:
         manifest = _manifest(folder)
@@ -177,7 +183,7 @@ def examined(folder: Path) -> tuple[dict[str, Any], str]:
             _check_file(folder, name, manifest)
     except ValueError as error:
         return manifest, str(error)
-    except Exception as error:  # json, torch and the disk have many words for what is damaged
+    except Exception as error:  # json, torch and the disk raise many kinds
         return manifest, f"{type(error).__name__}: {error}"
     return manifest, ""
 
@@ -187,7 +193,7 @@ def examined(folder: Path) -> tuple[dict[str, Any], str]:
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """The processes that save together: those that train together. What fails on one fails on all."""
+    """The processes that save together: those that train together."""
 
     replicas: Replicas
 
@@ -209,24 +215,16 @@ class _Ranks:
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         return self.replicas.gather_ranks(row)[:: self.replicas.local_count]
 
-    def together(self, what: str, act: Callable[[], object]) -> None:
-        def without_row() -> list[float]:
-            act()
+    def together(self, what: str, act: Callable[[], T]) -> T:
+        """Call it; if it raises on one rank, all raise."""
+        results: list[T] = []
+
+        def measure() -> list[float]:
+            results.append(act())
             return []
 
-        self.replicas.together(what, without_row)
-
-    def measured(self, what: str, measure: Callable[[], list[float]]) -> list[list[float]]:
-        """The row of every rank, unless one has failed."""
-        row: list[float] = []
-        self.together(what, lambda: row.extend(measure()))
-        return self.gather(row)
-
-    def unlike(self, what: str, prepare: Callable[[], list[float]], states: Mapping[str, Any]) -> set[str]:
-        """Which states are not the same on all ranks; ``prepare`` makes them, and their marks."""
-        rows = self.measured(what, prepare)
-        cut = {name: slice(8 * i, 8 * i + 8) for i, name in enumerate(sorted(states))}
-        return {name for name, part in cut.items() if any(row[part] != rows[0][part] for row in rows)}
+        self.replicas.together(what, measure)
+        return results[0]
 
 
 def _numbers(text: str) -> list[float]:
@@ -238,7 +236,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _refuse_other_files(path: Path) -> None:
-    """What is not hdet's is never deleted: neither in the folder nor in those beside it that are replaced."""
+    """A save deletes folders: raise if one of them holds anything but a checkpoint's files."""
     for folder in (*candidates(path), path.with_name(path.name + ".writing")):
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise FileExistsError(
@@ -252,15 +250,15 @@ def _refuse_other_files(path: Path) -> None:
             )
 
 
-def _add(name: str, state: Any, states: dict[str, Any], marks: dict[str, str]) -> None:
-    """An hdet state in two: its values, of which each rank has its own, and its tensors, which are copies of
-    the weights and mostly the same on all. Ranks whose ``marks`` are equal have the same."""
+def _add(name: str, state: Any, states: dict[str, Any], sums: dict[str, str]) -> None:
+    """Add a state and its checksum. Of a state of hdet's, values and tensors are added separately: each rank
+    has its own values, but the tensors are copies of weights and mostly the same on all."""
     if not isinstance(state, Mapping) or state.keys() != {"state", "tensors"}:
-        states[name], marks[name] = state, digest(state)
+        states[name], sums[name] = state, digest(state)
         return
-    (said,) = state["state"]
-    states[name], marks[name] = {"state": state["state"], "tensors": {}}, said["checksum"]
-    states[name + _TENSORS], marks[name + _TENSORS] = state["tensors"], digest(said["sums"])
+    (values,) = state["state"]
+    states[name], sums[name] = {"state": state["state"], "tensors": {}}, values["checksum"]
+    states[name + _TENSORS], sums[name + _TENSORS] = state["tensors"], digest(values["sums"])
 
 
 def _write_all(
@@ -270,12 +268,13 @@ def _write_all(
     ranks.together("hdet.save: making the folder", lambda: _begin(folder) if first else None)
     hashes: dict[str, str] = {}
 
-    def write() -> list[float]:
+    def write() -> str:
         if first and shared:
             hashes[_SHARED] = _write(folder / _SHARED, shared)
-        return _numbers(_write(folder / f"rank{ranks.mine}.pt", mine) if mine else 64 * "0")
+        return _write(folder / f"rank{ranks.mine}.pt", mine) if mine else 64 * "0"
 
-    for rank, row in enumerate(ranks.measured("hdet.save: writing", write)):
+    own_hash = ranks.together("hdet.save: writing", write)
+    for rank, row in enumerate(ranks.gather(_numbers(own_hash))):
         if any(row):
             hashes[f"rank{rank}.pt"] = "".join(f"{int(number):08x}" for number in row)
 
@@ -296,28 +295,26 @@ def _begin(folder: Path) -> None:
 def _write(file: Path, states: Mapping[str, Any]) -> str:
     with file.open("wb") as out:
         torch.save(dict(states), out)
-        out.flush()
-        os.fsync(out.fileno())
+    _sync(file)
     return _sha256(file)
 
 
 def _seal(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Everything is there and on the disk."""
+    """Write the manifest, once all files are there."""
     for name in manifest["files"]:
         if not (folder / name).exists():
             raise FileNotFoundError(
                 f"hdet.save: all ranks must write to one folder, and {name} is not in {folder}; give a path "
                 "on a disk that all machines share"
             )
-    with (folder / _MANIFEST).open("w", encoding="utf-8") as out:
-        json.dump({**manifest, "digest": digest(manifest)}, out, indent=1)
-        out.flush()
-        os.fsync(out.fileno())
+    text = json.dumps({**manifest, "digest": digest(manifest)}, indent=1)
+    (folder / _MANIFEST).write_text(text, encoding="utf-8")
+    _sync(folder / _MANIFEST)
     _sync(folder)
 
 
 def _rename(folder: Path, path: Path) -> None:
-    """The checkpoint that is there becomes the previous one only once the new one is in its place."""
+    """The old checkpoint becomes the previous one only after the new one has its name."""
     _, replaced, previous = candidates(path)
     if path.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -330,8 +327,9 @@ def _rename(folder: Path, path: Path) -> None:
         _sync(path.parent)
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -343,14 +341,14 @@ def _sync(folder: Path) -> None:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    said = manifest.pop("digest", None)
+    written = manifest.pop("digest", None)
     if isinstance(manifest.get("format"), int) and manifest["format"] > _FORMAT:
         raise ValueError(
             f"written by hdet {manifest.get('hdet')}, format {manifest['format']}; this one reads up to "
             f"{_FORMAT}"
         )
-    if said != digest(manifest):
-        raise ValueError(f"{_MANIFEST} is damaged: its checksum is not that of what it says")
+    if written != digest(manifest):
+        raise ValueError(f"{_MANIFEST} is damaged: its checksum does not match")
     return manifest
 
 
@@ -376,7 +374,7 @@ def _read(folder: Path, ranks: _Ranks, items: Mapping[str, Any]) -> tuple[dict[s
         states = _states(folder, manifest, ranks, same=same)
         if missing := sorted(set(items) - set(states)):
             return {}, False, f"{folder} holds {', '.join(sorted(states))}, and not {missing[0]}"
-    except Exception as error:  # json, torch and the disk have many words for what is damaged
+    except Exception as error:  # json, torch and the disk raise many kinds
         return {}, False, f"{folder}: {type(error).__name__}: {error}"
     return states, same, ""
 
@@ -386,7 +384,7 @@ def _states(folder: Path, manifest: Mapping[str, Any], ranks: _Ranks, *, same: b
     cut = [name for name in own if name in ("model", "optimizer")]
     if not same and cut:
         raise ValueError(
-            f"{cut[0]} was saved by each of {manifest['ranks']} ranks, and there are {ranks.count}: go on "
+            f"{cut[0]} was saved by each of {manifest['ranks']} ranks, and there are {ranks.count}: resume "
             "with as many, or use torch.distributed.checkpoint, which reshards it"
         )
     states: dict[str, Any] = {}
@@ -410,7 +408,7 @@ def _states(folder: Path, manifest: Mapping[str, Any], ranks: _Ranks, *, same: b
 
 
 def _random_states() -> dict[str, Any]:
-    """Torch's, its accelerators', Python's own, and numpy's where somebody has imported it."""
+    """Torch's, its accelerators', Python's own, and numpy's if it is imported."""
     version, inner, gauss = random.getstate()
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(inner), gauss]}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -422,7 +420,7 @@ def _random_states() -> dict[str, Any]:
 
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
-    """Go on from there. What this process has not is left out: other devices, numpy."""
+    """Set them, except for devices and libraries that this process does not have."""
     torch.set_rng_state(states["torch"])
     version, inner, gauss = states["python"]
     random.setstate((version, tuple(inner), gauss))

@@ -158,7 +158,7 @@ def not_whole_for_one(rank: int, path: str) -> tuple[int, str]:
 def test_all_ranks_take_the_same_one(ranks: LocalProcesses, tmp_path: Path) -> None:
     found = ranks.run(not_whole_for_one, str(tmp_path / "run"), size=2)
     assert [epoch for epoch, _ in found] == [1, 1]
-    assert "not whole on rank 1" in found[0][1]
+    assert "damaged on rank 1" in found[0][1]
     assert "rank1.pt is damaged" in found[1][1]
 
 

@@ -162,13 +162,13 @@ def test_a_flipped_bit_is_never_loaded(tmp_path: Path) -> None:
 
 def test_what_it_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = Made("Ensemble").train(5)
-    with pytest.raises(ValueError, match=r"hdet.load: there must be a whole checkpoint at .*run.previous"):
+    with pytest.raises(ValueError, match=r"hdet.load: there must be a complete checkpoint at .*run.previous"):
         load(made, tmp_path / "run")
     save(made, tmp_path / "run")
     save(made, tmp_path / "run")
     (tmp_path / "run" / "shared.pt").write_bytes(b"nothing")
     load(made, tmp_path / "run")
-    assert "takes the checkpoint before" in caplog.text
+    assert "loads the checkpoint before" in caplog.text
     assert "shared.pt is damaged: its SHA-256 is" in caplog.text
     with pytest.raises(ValueError, match=r"holds auto, .*, and not scaler"):
         hdet.load(tmp_path / "run", scaler=made.model)

@@ -19,7 +19,7 @@ from hdet.autolr.choice import Candidate, Choice, mean_of, regrouped
 from hdet.autolr.snapshot import Copies, wait_for_copies
 from hdet.loop.state import pieces_of
 from hdet.probes import Probe
-from hdet.probes.norms import trained_norms
+from hdet.probes.isolation import trained_norms
 from hdet.replicas import Replicas, drop_gathered, local
 
 __all__ = ["Best", "BestWeights", "Incumbent"]

@@ -3,8 +3,8 @@
 1. A small language model on Python's help texts, in one process: a bad learning rate, the tuned one, and
    AutoLR, which is given none. Weights, steps and batches are the same.
 2. 150 digits, a fifth of them mislabelled, on four replicas: AutoTune finds the rate, the weight decay and
-   when to stop. The plain run beside it sees as many samples.
-3. The published method (OneCycleAutoLR) beside OneCycleLR, on four replicas, from three maximum rates.
+   when to stop. The plain run that it is compared with sees as many samples.
+3. The published method (OneCycleAutoLR) and OneCycleLR, on four replicas, from three maximum rates.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Outcome:
     test_loss: float
 
 
-#: Called with what is trained next.
-Say = Callable[[str], None]
+#: Shows what is trained next.
+Progress = Callable[[str], None]
 #: A title, the rows of a table, and what they show.
 Part = tuple[str, list[Outcome], str]
 
@@ -78,11 +78,11 @@ def demo(console: Console, *, steps: int, replica_steps: int, seed: int, output:
     torch.set_num_threads(1)  # tiny models: threads would wait for each other
     _quiet()
     with console.status("") as status, LocalProcesses(REPLICAS) as ranks:
-        say: Say = status.update if console.is_terminal else partial(console.print, highlight=False)
+        show: Progress = status.update if console.is_terminal else partial(console.print, highlight=False)
         parts = [
-            _language_model(steps, seed, histories[0], say),
-            _auto_tune(ranks, replica_steps, seed, histories[1], say),
-            _published(ranks, min(replica_steps, PUBLISHED_STEPS), seed, say),
+            _language_model(steps, seed, histories[0], show),
+            _auto_tune(ranks, replica_steps, seed, histories[1], show),
+            _published(ranks, min(replica_steps, PUBLISHED_STEPS), seed, show),
         ]
     for title, outcomes, sentence in parts:
         console.print(f"\n{title}", style="bold", highlight=False)
@@ -98,13 +98,13 @@ def _quiet() -> None:
     logging.getLogger("hdet").setLevel(logging.ERROR)
 
 
-def _language_model(steps: int, seed: int, path: Path, say: Say) -> Part:
+def _language_model(steps: int, seed: int, path: Path, show: Progress) -> Part:
     task, outcomes = help_texts(), []
     for rate, why in ((BAD_RATE, "a bad guess"), (TUNED_RATE, "the tuned one")):
         given = f"rate {rate:g}, {why}"
-        say(f"Python's help texts: {given}")
+        show(f"Python's help texts: {given}")
         outcomes.append(_plain(task, given, rate, islice(task.batches(seed), steps), steps, seed))
-    say("Python's help texts: AutoLR, given nothing")
+    show("Python's help texts: AutoLR, given nothing")
     model = task.model(seed)
     optimizer = AdamW(model.parameters())
     auto = AutoLR(optimizer, total_steps=steps, probe=task.probe(model, seed), history=path)
@@ -144,10 +144,10 @@ def _search(
     return highest
 
 
-def _auto_tune(ranks: LocalProcesses, steps: int, seed: int, path: Path, say: Say) -> Part:
-    say(f"150 digits: AutoTune, given nothing, {REPLICAS} replicas")
+def _auto_tune(ranks: LocalProcesses, steps: int, seed: int, path: Path, show: Progress) -> Part:
+    show(f"150 digits: AutoTune, given nothing, {REPLICAS} replicas")
     tuned: Outcome = ranks.run(train_auto_tune, steps, seed, str(path), timeout=TIMEOUT_SECONDS)[0]
-    say("150 digits: AdamW as torch makes it")
+    show("150 digits: AdamW with torch's defaults")
     task = digits(150, mislabelled=0.2, batch=32)
     streams = zip(*(task.batches(1000 * seed + rank) for rank in range(REPLICAS)), strict=True)
     joined = ((torch.cat([b[0] for b in each]), torch.cat([b[1] for b in each])) for each in streams)
@@ -174,10 +174,10 @@ def train_auto_tune(rank: int, steps: int, seed: int, path: str) -> Outcome:
     return Outcome("nothing: AutoTune", found, tune.steps, task.test_loss(model))
 
 
-def _published(ranks: LocalProcesses, steps: int, seed: int, say: Say) -> Part:
+def _published(ranks: LocalProcesses, steps: int, seed: int, show: Progress) -> Part:
     outcomes: list[Outcome] = []
     for max_lr in MAX_LRS:
-        say(f"Digits: OneCycleLR and OneCycleAutoLR from {max_lr:g}, {REPLICAS} replicas")
+        show(f"Digits: OneCycleLR and OneCycleAutoLR from {max_lr:g}, {REPLICAS} replicas")
         outcomes += ranks.run(train_published, max_lr, steps, seed, timeout=TIMEOUT_SECONDS)[0]
     return f"The published method: digits, {REPLICAS} replicas", outcomes, published_sentence(outcomes)
 
@@ -201,7 +201,7 @@ def train_published(rank: int, max_lr: float, steps: int, seed: int) -> list[Out
                 model_sync_interval=max(1, steps // 24),
                 enable_auto_lr=True,
                 auto_lr_warmup_steps=steps // 10,
-                loss_scale="auto",  # losses fall from 2.3 to 0.03 here: no fixed σ suits them all
+                loss_scale="auto",  # losses fall from 2.3 to 0.03: no fixed σ suits them all
                 seed=seed,
                 model=parallel,
             )

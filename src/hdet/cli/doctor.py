@@ -48,7 +48,7 @@ def doctor(
 
 
 def _check_run(path: Path, *, as_json: bool) -> tuple[bool, int]:
-    """Print what there is to say of a run; whether there was no error, and its last step."""
+    """Print a run's verdict and findings; whether there was no error, and its last step."""
     from dataclasses import asdict
 
     from hdet.report.health import examine
@@ -69,7 +69,7 @@ def _check_run(path: Path, *, as_json: bool) -> tuple[bool, int]:
 
 
 def _check_checkpoint(folder: Path, last_step: int, *, as_json: bool) -> bool:
-    """Print whether a checkpoint, and the one before it, can be loaded; whether the newest can."""
+    """Print whether a checkpoint and the one before it can be loaded; returns whether the newest can."""
     from hdet.saving import candidates, examined
 
     healthy = True

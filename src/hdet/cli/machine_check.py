@@ -112,7 +112,7 @@ def _launched(timeout: float) -> Measured:
 
 def _surroundings() -> Table:
     devices = [f"{i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    backends = [f"{name} {'yes' if there else 'no'}" for name, there in available_backends().items()]
+    backends = [f"{name} {'yes' if usable else 'no'}" for name, usable in available_backends().items()]
     variables = [f"{name}={value}" for name, value in launch_variables().items()]
     view = Table.grid(padding=(0, 2))
     for row in (

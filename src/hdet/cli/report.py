@@ -33,7 +33,8 @@ def report(
     with plain_errors(), stopped("nothing was written: run it again"), console().status("reading"):
         made = Report(*paths)
         made.write(output)
-    for path, told in zip(paths, made.summaries(), strict=True):
-        typer.echo(as_line({"path": str(path), **told}) if as_json else f"{told['run']}: {told['verdict']}")
+    for path, found in zip(paths, made.summaries(), strict=True):
+        text = as_line({"path": str(path), **found}) if as_json else f"{found['run']}: {found['verdict']}"
+        typer.echo(text)
     if not as_json:
         typer.echo(f"Written to {output}")

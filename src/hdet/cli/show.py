@@ -76,7 +76,7 @@ def histories(given: Sequence[Path]) -> list[Path]:
 
 @contextmanager
 def stopped(what_next: str) -> Iterator[None]:
-    """On Ctrl-C, say how to go on and exit with 130, as shells do."""
+    """On Ctrl-C, print what to do next and exit with 130, as shells do."""
     try:
         yield
     except KeyboardInterrupt:

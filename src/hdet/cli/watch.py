@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,8 +104,9 @@ def _print(runs: list[Path], *, as_json: bool, once: bool) -> None:
         if changed and not as_json:
             if sys.stdout.isatty() and not once:
                 typer.echo("\x1b[2J\x1b[H", nl=False)
+            width = max(40, shutil.get_terminal_size().columns)
             for file, _, seen in followed:
-                typer.echo(drawn(file.name, file.records(), seen))
+                typer.echo(drawn(file.name, file.records(), seen, width))
         if once:
             return
         changed = False
@@ -112,23 +115,22 @@ def _print(runs: list[Path], *, as_json: bool, once: bool) -> None:
 
 def drawn(name: str, lines: Sequence[dict[str, Any]], alerts: Sequence[Alert], width: int = 78) -> str:
     """A run as text: the verdict, rates and losses as lines of blocks, alerts."""
-    from hdet.report.verdict import as_float, facts_of, mean_of, number, sentence
+    from hdet.report.verdict import as_float, facts_of, held_out, mean_of, number, sentence
 
-    rates, losses = [], []
-    for sync in (line for line in lines if "kind" not in line):
-        rates.append(as_float((sync.get("hyperparameters") or [{}])[0].get("base_after")))
-        held_out = (sync.get("horizon") or [{"loss_mean": sync.get("held_out_mean")}])[0].get("loss_mean")
-        losses.append((as_float(held_out), mean_of(sync.get("losses"))))
-    measured = any(math.isfinite(held_out) for held_out, _ in losses)
-    shown = [held_out if measured else training for held_out, training in losses]
-    rows = [f"{name}: {sentence(facts_of(lines))}"]
+    syncs = [line for line in lines if "kind" not in line]
+    rates = [as_float((sync.get("hyperparameters") or [{}])[0].get("base_after")) for sync in syncs]
+    losses = [held_out(sync) for sync in syncs]
+    if not any(map(math.isfinite, losses)):  # no probe
+        losses = [mean_of(sync.get("losses")) for sync in syncs]
+    rows = textwrap.wrap(f"{name}: {sentence(facts_of(lines))}", width, subsequent_indent="  ")
     if rates:
         logs = [math.log(rate) if rate > 0 else math.nan for rate in rates]
         rows.append(f"  rate  {sparkline(logs, width - 20)}  {number(rates[-1])}")
-        rows.append(f"  loss  {sparkline(shown, width - 20)}  {number(shown[-1])}")
+        rows.append(f"  loss  {sparkline(losses, width - 20)}  {number(losses[-1])}")
     for alert in alerts:
         step = "" if alert.step is None else f"step {alert.step:,}: "
-        rows.append(f"  {alert.level}: {step}{alert.kind}: {alert.text}")
+        text = f"{alert.level}: {step}{alert.kind}: {alert.text}"
+        rows += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(rows)
 
 

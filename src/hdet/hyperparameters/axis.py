@@ -34,13 +34,13 @@ class Explorable(Protocol):
         """The scalars to explore, one or several, bound to the locations that hold them."""
 
 
-class StandIn(Protocol):
+class ReplicaValues(Protocol):
     """All replicas' values of a number that their one forward pass reads."""
 
-    def part_(self, values: Tensor) -> None:
-        """Give each replica its own value, until :meth:`follow_`."""
+    def set_(self, values: Tensor) -> None:
+        """Give each replica its own value, until :meth:`reset_`."""
 
-    def follow_(self) -> None:
+    def reset_(self) -> None:
         """Give all replicas the number that the attribute holds."""
 
 
@@ -48,7 +48,7 @@ class StandIn(Protocol):
 class Rows(Protocol):
     """What a hyperparameter asks of replicas that are rows of one matrix."""
 
-    def stand_in(self, owner: Any, attribute: str) -> StandIn:
+    def values_of(self, owner: Any, attribute: str) -> ReplicaValues:
         """For a number that the forward pass reads as an attribute."""
 
     def clip_grad_norm_(self, max_norm: float | Tensor) -> Tensor:

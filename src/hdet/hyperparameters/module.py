@@ -191,14 +191,14 @@ def _location(caller: str, owner: Any, attribute: str) -> Location:
 
     def on_rows(rows: Rows) -> Location:
         """The attribute holds the base; replicas have their own values only during a pass."""
-        stand_in = rows.stand_in(owner, attribute)
+        values = rows.values_of(owner, attribute)
 
         def write_rows(value: float | Tensor) -> None:
             if isinstance(value, Tensor):
-                stand_in.part_(value)
+                values.set_(value)
             else:
                 write(value)
-                stand_in.follow_()
+                values.reset_()
 
         return Location(read, write_rows)
 

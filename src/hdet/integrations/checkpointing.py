@@ -1,8 +1,8 @@
-"""An hdet scheduler as a framework holds it: one model before weights are read, and a state that resumes.
+"""Wraps an hdet scheduler for a framework: averages replicas before weights are read, and saves all states.
 
 Frameworks save rank 0's scheduler and load it on every rank. Right after a sync that is enough. Between two
 syncs each replica that diverges has its own path, and each rank of a sharded model has its own shards: then
-every rank writes a file beside the framework's.
+every rank writes a file of its own, next to the framework's.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class WrappedScheduler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load this rank's file; rank 0's state if there are no files, or for another number of ranks."""
-        own: Mapping[str, Any] = state.get("door", state)  # or a door's own state, saved without us
+        own: Mapping[str, Any] = state.get("door", state)  # or a door's own state, saved without this class
         if self.folder is not None and state.get("files") == self.door.replicas.world_size:
             path = self._file(self.folder)
             if not path.exists():

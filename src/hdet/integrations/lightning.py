@@ -128,8 +128,8 @@ class HDETCallback(Callback):
         elif self._steps:
             raise ValueError(
                 f"HDETCallback: fit resumes at step {self._steps}, and there is no state of "
-                f"{type(self.door).__name__} to go on from; resume from a checkpoint that was written with "
-                "this callback (not save_weights_only), or start a new Trainer without ckpt_path"
+                f"{type(self.door).__name__} to continue from; resume from a checkpoint written with this "
+                "callback (not save_weights_only), or start a new Trainer without ckpt_path"
             )
         self._hook = pl_module.register_state_dict_pre_hook(self._note_state)
 
@@ -193,7 +193,7 @@ class HDETCallback(Callback):
             self.door.finish_()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """From here on other ranks may be gone."""
+        """Other ranks may be gone from now on."""
         self._failed = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -209,7 +209,7 @@ class HDETCallback(Callback):
             self._base.enter_context(self._wrapped.converged())
 
     def _warn_mid_window(self) -> None:
-        """A checkpoint has room for one rank's path, and each replica that diverges has its own."""
+        """A checkpoint holds one rank's path, and each replica that diverges has its own."""
         if not self._warned_mid_window:
             self._warned_mid_window = True
             logger.warning(

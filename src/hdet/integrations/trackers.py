@@ -29,7 +29,7 @@ __all__ = ["Tracker", "metrics"]
 class Tracker:
     """Logs the lines of a history; give it to a door as ``history=``, alone or in a list.
 
-    If it raises, hdet warns once and training goes on.
+    If it raises, hdet warns once and training continues.
 
     Args:
         target: a run of Weights & Biases or trackio (``.log(dict, step=)``), TensorBoard's ``SummaryWriter``,
@@ -74,9 +74,7 @@ class Tracker:
     def _log_metrics(self, numbers: dict[str, float], events: list[str]) -> None:
         counted = {"hdet/event": float(len(events))} if events else {}
         self._target.log_metrics({**numbers, **counted}, step=self._step)
-        if events and callable(
-            getattr(self._target, "set_tag", None)
-        ):  # MLflow has text only as tags of a run
+        if events and hasattr(self._target, "set_tag"):  # MLflow has text only as tags of a run
             self._target.set_tag(f"hdet/event/{self._step}", "\n".join(events))
 
     def _log(self, numbers: dict[str, float], events: list[str]) -> None:
@@ -84,8 +82,8 @@ class Tracker:
         if callable(getattr(self._target, "define_metric", None)):
             line["hdet/step"] = self._step
             if self._target.step > self._step:
-                # Weights & Biases drops what is logged at a step before its own, which counts all calls of
-                # log() without a step.
+                # Weights & Biases drops what is logged at a step before its own, and its own counts the calls
+                # of log() without a step.
                 self._target.log(line)
                 return
         self._target.log(line, step=self._step)
@@ -103,8 +101,8 @@ def metrics(line: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float | None] = {}
     for explored in line["hyperparameters"]:
         # Only a learning rate has multipliers.
-        place = "" if explored["multipliers"] else "value/"
-        found[f"hdet/{place}{explored['name']}"] = explored["base_after"]
+        prefix = "hdet/" if explored["multipliers"] else "hdet/value/"
+        found[prefix + explored["name"]] = explored["base_after"]
     found |= {f"hdet/replica/{r}/loss": loss for r, loss in enumerate(line["losses"])}
     found |= {f"hdet/lag/{scope['name']}": scope["lag"] for scope in line.get("horizon", ())}
     found["hdet/sync_ms"] = line["milliseconds"]

@@ -96,7 +96,7 @@ class HDETTrainerMixin(_Base):
 
     @property
     def door(self) -> Any:
-        """The AutoLR, or whatever was asked for; None before ``train()``."""
+        """The AutoLR, or what ``hdet`` built; None before ``train()``."""
         return None if self._wrapped is None else self._wrapped.door
 
     # ------------------------------------------------------------------ what is built

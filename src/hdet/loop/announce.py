@@ -255,7 +255,7 @@ class Announcer:
     def stepped_last(self) -> None:
         """A run that stops early is warned of when the process ends, if no other run has stepped since."""
         if self._writes:
-            if Announcer.last is None:
+            if Announcer.last is None and "PYTEST_VERSION" not in os.environ:  # tests stop anywhere
                 atexit.register(_warn_unfinished)
             Announcer.last = self.progress
 
@@ -283,9 +283,9 @@ def unfinished(steps: int, total_steps: int) -> str:
 
 
 def _warn_unfinished() -> None:
-    # Not where the user sees why: a traceback, or a notebook that was stopped. Tests stop anywhere.
+    # Not where the user sees why: a traceback, or a notebook that was stopped.
     raised = getattr(sys, "last_value", None) is not None
-    if raised or hasattr(sys, "ps1") or "PYTEST_VERSION" in os.environ or Announcer.last is None:
+    if raised or hasattr(sys, "ps1") or Announcer.last is None:
         return
     run = Announcer.last
     if run.total is not None and run.steps < run.total:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,19 +11,23 @@ from torch import Tensor
 __all__ = ["announced_size", "count_samples", "fingerprint", "not_among", "tensors_of"]
 
 
-def tensors_of(batch: object) -> Iterator[Tensor]:
-    """The tensors with a first dimension, in mappings, lists and tuples as deep as they are."""
-    if isinstance(batch, Tensor):
-        if batch.dim():
-            yield batch
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors_of(part)
+def tensors_of(batch: object) -> list[Tensor]:
+    """The tensors with a first dimension, in order, in mappings, lists and tuples at any depth."""
+    found: list[Tensor] = []
+    remaining = [batch]
+    while remaining:
+        part = remaining.pop()
+        if isinstance(part, Tensor):
+            found += [part] if part.dim() else []
+        elif isinstance(part, (Mapping, list, tuple)):
+            remaining += reversed([*part.values()] if isinstance(part, Mapping) else part)
+    return found
 
 
 def count_samples(batch: object) -> int | None:
     """The length of the first tensor; None without one."""
-    return next((len(tensor) for tensor in tensors_of(batch)), None)
+    tensors = tensors_of(batch)
+    return len(tensors[0]) if tensors else None
 
 
 def announced_size(batches: object) -> int | None:
@@ -36,12 +40,12 @@ def announced_size(batches: object) -> int | None:
 
 def fingerprint(batch: object) -> tuple[tuple[int, ...], str] | None:
     """Cheap, and different for batches that differ in their first tensor, but for rare coincidences."""
-    tensor = next(tensors_of(batch), None)
-    if tensor is None:
+    tensors = tensors_of(batch)
+    if not tensors:
         return None
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    total = real.sum(dtype=torch.float32 if real.device.type == "mps" else torch.float64)
-    return tuple(tensor.shape), float(total).hex()  # as text NaN equals NaN
+    first = torch.view_as_real(tensors[0]) if tensors[0].is_complex() else tensors[0]
+    total = first.sum(dtype=torch.float32 if first.device.type == "mps" else torch.float64)
+    return tuple(tensors[0].shape), float(total).hex()  # as text NaN equals NaN
 
 
 def not_among(batches: Sequence[Any], known: Sequence[object]) -> list[Any]:

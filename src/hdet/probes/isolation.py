@@ -1,25 +1,29 @@
 """What makes losses at different weights comparable: only the weights decide them, and measuring leaves
-nothing behind."""
+nothing behind; and batch norm's running statistics, recomputed for the current weights."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase  # no public name covers batch and instance norm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public names cover all kinds
 
 from hdet.replicas import drop_gathered
 
-__all__ = ["forked", "random_state", "weights_alone"]
+__all__ = ["forked", "random_state", "refresh_norms_", "trained_norms", "weights_alone"]
 
 
 @contextmanager
-def weights_alone(model: nn.Module) -> Iterator[None]:
-    """Within, only the weights decide the loss; flags and buffers are put back afterwards."""
+def weights_alone(model: nn.Module, *, deployed: bool = False) -> Iterator[None]:
+    """Inside, only the weights decide the loss; flags and buffers are restored afterwards.
+
+    Batch norm that is training uses the statistics of its batch or, ``deployed``, its running ones.
+    """
     flags = [(module, module.training) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -33,8 +37,8 @@ def weights_alone(model: nn.Module) -> Iterator[None]:
     try:
         for module, training in flags:
             # The flag alone, not eval(): an overridden train() may fold or unfold weights.
-            module.training = training and isinstance(module, _NormBase)
-            if isinstance(module, nn.SyncBatchNorm) and training:
+            module.training = training and isinstance(module, _NormBase) and not deployed
+            if isinstance(module, nn.SyncBatchNorm) and module.training:
                 # In training it would wait for ranks that may not be measuring; without running statistics
                 # it takes those of its own batch.
                 module.training = False
@@ -53,7 +57,7 @@ def weights_alone(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def forked(model: nn.Module) -> Iterator[Callable[..., None]]:
-    """Within, the random state of the CPU and of the model's CUDA devices is another. Yields a function that
+    """Inside, the CPU and the model's CUDA devices have a random state of their own. Yields a function that
     seeds it from its arguments."""
     tensors = chain(model.parameters(), model.buffers())
     devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
@@ -73,7 +77,44 @@ def forked(model: nn.Module) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def random_state(model: nn.Module, *key: object) -> Iterator[None]:
-    """Within, the random state is a function of ``key``."""
+    """Inside, the random state is a function of ``key``."""
     with forked(model) as reseed:
         reseed(*key)
         yield
+
+
+def trained_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Every batch norm whose running statistics training updates."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+    ]
+
+
+@torch.no_grad()
+def refresh_norms_(
+    model: nn.Module, run: Callable[[Any], object], batches: Iterable[Any], norms: Sequence[_BatchNorm]
+) -> None:
+    """Recompute the statistics of ``norms`` from these batches alone, with dropout off. All other modules
+    and all training flags stay as they are."""
+    if not norms:
+        return
+    flags = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    drop_gathered(model)
+    try:
+        for module, _ in flags:
+            module.training = False
+        for norm in norms:
+            norm.training = True
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over the batches
+        for batch in batches:
+            run(batch)
+    finally:
+        drop_gathered(model)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, training in flags:
+            module.training = training

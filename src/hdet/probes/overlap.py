@@ -3,7 +3,7 @@
 A hook on the model takes a checksum of every sample in the first forward passes of training and of the probe,
 and syncs compare them. It compares inputs bit for bit: samples that augmentation, noise or random offsets
 change in every pass are not found, nor inputs that do not pass through a module's call (CUDA graphs, a
-compiled model that is not the probe's own). Where it cannot look it stays silent.
+compiled model that is not the probe's own). Where it cannot compare, it does not warn.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Overlap:
         if self.settled:
             return ""
         overlapping, probed, trained, chance, watching = map(math.fsum, zip(*rows, strict=True))
-        convinces = overlapping >= _LEAST and overlapping > _BEYOND_CHANCE * chance
-        if convinces or not watching:
+        significant = overlapping >= _LEAST and overlapping > _BEYOND_CHANCE * chance
+        if significant or not watching:
             self.settle()
-        if not convinces:
+        if not significant:
             return ""
         return (
             f"{overlapping:,.0f} of {probed:,.0f} probe samples were trained on (among the first "
@@ -106,7 +106,7 @@ class Overlap:
         if (self._probe.measuring or training) and len(seen) < _FORWARDS:
             try:
                 sums = checksums(inputs)
-            except Exception:  # whatever a tensor may be, training must not fail for it
+            except Exception:  # an unusual tensor must not stop training
                 self._stop()
             else:
                 seen += [] if sums is None else [sums]
@@ -124,7 +124,7 @@ class _Hook:
         self._overlap = None if overlap is None else weakref.ref(overlap)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # a compiler must find nothing here
+        if torch.compiler.is_compiling():  # nothing of this may be compiled
             return
         overlap = None if self._overlap is None else self._overlap()
         if overlap is not None and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
@@ -140,7 +140,7 @@ def checksums(inputs: object) -> Tensor | None:
     All tensors count that are as long as the first one; of large samples, values at regular distances. Sums
     of integers do not round. None if there is nothing to compare, or a CUDA graph is being captured.
     """
-    tensors = list(tensors_of(inputs))
+    tensors = tensors_of(inputs)
     tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
     if not tensors or not len(tensors[0]) or any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         return None
@@ -163,8 +163,8 @@ def checksums(inputs: object) -> Tensor | None:
 @lru_cache(maxsize=16)
 def _weights(tensor: int, count: int, device: torch.device) -> Tensor:
     """Odd numbers without a pattern, others for each tensor of a sample."""
-    places = torch.arange(1, count + 1, device=device) + tensor * 2 * _VALUES
-    return _scattered(_scattered(_scattered(places))) | 1
+    positions = torch.arange(1, count + 1, device=device) + tensor * 2 * _VALUES
+    return _scattered(_scattered(_scattered(positions))) | 1
 
 
 def _integers(tensor: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def compare(trained: Iterable[Tensor], probed: Iterable[Tensor]) -> tuple[float,
     one_input = ours.different == theirs.different == theirs.of_first_batch
     both = 0 if one_input else len(ours.different & theirs.different)
     # Three more than were seen (the rule of three): none among few pairs does not mean never.
-    likely = (3 + ours.twins + theirs.twins) / max((ours.count**2 + theirs.count**2) / 2, 1)
+    likely = (3 + ours.repeats + theirs.repeats) / max((ours.count**2 + theirs.count**2) / 2, 1)
     probed_count, trained_count = len(ours.different), len(theirs.different)
     return both, probed_count, trained_count, probed_count * trained_count * likely
 
@@ -208,12 +208,12 @@ class _Samples:
     def __init__(self, batches: Iterable[Tensor]) -> None:
         self.different: set[int] = set()
         self.of_first_batch: set[int] = set()
-        self.twins = self.count = 0
+        self.repeats = self.count = 0
         for batch in batches:
             samples = batch.tolist()
             new = set(samples) - self.different
             if 2 * len(new) >= len(samples):
                 self.count += len(samples)
-                self.twins += len(samples) - len(new)
+                self.repeats += len(samples) - len(new)
             self.different |= new
             self.of_first_batch = self.of_first_batch or new

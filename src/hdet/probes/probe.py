@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # no public name covers all of its kinds
 
 from hdet.probes.batch_contents import announced_size, count_samples, not_among
-from hdet.probes.isolation import forked, random_state, weights_alone
-from hdet.probes.norms import refresh_norms_, trained_norms
+from hdet.probes.isolation import forked, random_state, refresh_norms_, trained_norms, weights_alone
 from hdet.probes.set_aside import is_map_style, split_iterable, split_loader
 
 __all__ = ["Probe"]
@@ -61,11 +60,11 @@ class Probe:
     >>> probe.describe(), len(train_with)
     ('4 batches of 16 samples a sync; 128 set aside', 92)
     >>> batches = probe.draw()
-    >>> here = probe.losses(batches)
+    >>> before = probe.losses(batches)
     >>> with torch.no_grad():
     ...     _ = model.weight.fill_(1.0), model.bias.zero_()
-    >>> there = probe.losses(batches)
-    >>> all(b < a for a, b in zip(here, there)), max(there) < 1e-12
+    >>> after = probe.losses(batches)
+    >>> all(b < a for a, b in zip(before, after)), max(after) < 1e-12
     (True, True)
     """
 
@@ -85,8 +84,10 @@ class Probe:
             )
         self._loss_fn = loss_fn
         self._batches = batches
-        self._model = model
-        self._per_sync = per_sync
+        #: The module whose weights are compared.
+        self.model = model
+        #: How many batches one sync looks at, at most.
+        self.per_sync = per_sync
         self._seed = torch.initial_seed()
         self._draws = 0
         # The draw at which the current pass over an iterable began: a resume starts there.
@@ -114,8 +115,8 @@ class Probe:
         From a DataLoader over a map-style dataset, samples are chosen by ``seed``, the same on all ranks, and
         the loader is rebuilt over the others; with a DistributedSampler every rank keeps ``batches`` batches
         of its own, and ``set_epoch`` works on either sampler. From any other iterable the first ``batches``
-        are kept and skipped at the start of every later pass; one that shuffles between passes would hand
-        them out again, which is logged. The batches kept stay in memory, as the loader delivered them.
+        are kept and skipped at the start of every later pass; one that shuffles between passes would yield
+        them again, and hdet warns. The batches kept stay in memory, as the loader delivered them.
         """
         _check_arguments("Probe.set_aside", loss_fn, model, per_sync)
         if not isinstance(batches, int) or batches < per_sync:
@@ -138,29 +139,19 @@ class Probe:
         """What one sync looks at, and what was set aside for it."""
         size = f" of {self._batch_size:,} samples" if self._batch_size else ""
         aside = f"; {self._set_aside:,} set aside" if self._set_aside else ""
-        return f"{self._per_sync} batch{'es' if self._per_sync > 1 else ''}{size} a sync{aside}"
-
-    @property
-    def model(self) -> nn.Module:
-        """The module whose weights are compared."""
-        return self._model
-
-    @property
-    def per_sync(self) -> int:
-        """How many batches one sync looks at, at most."""
-        return self._per_sync
+        return f"{self.per_sync} batch{'es' if self.per_sync > 1 else ''}{size} a sync{aside}"
 
     def draw(self) -> list[Any]:
         """The batches of the next sync. The global random state is neither read nor moved."""
-        drawn = [self._take() for _ in range(self._per_sync)]
+        drawn = [self._take() for _ in range(self.per_sync)]
         self._batch_size = self._batch_size or count_samples(drawn)
         return drawn
 
     @property
     def choosing(self) -> int:
         """How many batches choose between weights, half of a list and at most :attr:`per_sync`."""
-        held = 2 * self._per_sync if self.holds is None else max(self.holds, 1)
-        return (min(2 * self._per_sync, held) + 1) // 2
+        most, held = 2 * self.per_sync, self.holds
+        return ((most if held is None else min(most, max(held, 1))) + 1) // 2
 
     @property
     def holds(self) -> int | None:
@@ -178,11 +169,11 @@ class Probe:
         no estimate.
         """
         if self._halves is None:
-            first = self._first(2 * self.choosing)
-            chosen = first[: self.choosing]
+            count = self.choosing
+            first = self._first(2 * count)
+            chosen, later = first[:count], first[count:]
             # An iterator that ended early: every rank must measure the same number of batches.
-            chosen += [chosen[k % len(chosen)] for k in range(self.choosing - len(chosen))]
-            later = first[self.choosing :]
+            chosen += [chosen[k % len(chosen)] for k in range(count - len(chosen))]
             others = not_among(later, chosen)
             if len(others) < len(later):
                 logger.warning(
@@ -197,10 +188,10 @@ class Probe:
 
     def _first(self, count: int) -> list[Any]:
         taken: list[Any] = []
-        with random_state(self._model, "draw", self._seed, "begin"):
+        with random_state(self.model, "draw", self._seed, "begin"):
             source = iter(self._batches) if isinstance(self._batches, Iterable) else None
         for number in range(count):
-            with random_state(self._model, "draw", self._seed, number):
+            with random_state(self.model, "draw", self._seed, number):
                 batch = self._batches(number) if source is None else next(source, _END)  # type: ignore[operator]
             if batch is _END:
                 break
@@ -227,10 +218,15 @@ class Probe:
         values: list[Tensor | float] = []
         self.measuring = True
         try:
-            with torch.no_grad(), weights_alone(self._model), forked(self._model) as reseed:
+            with torch.no_grad(), weights_alone(self.model), forked(self.model) as reseed:
                 for k, batch in enumerate(batches):
                     reseed("losses", self._seed, self._draws if of is None else of, k)
-                    values.append(_as_losses(self._loss_fn(batch), replicas))
+                    loss = self._loss_fn(batch)
+                    if isinstance(loss, Tensor) and loss.numel() == replicas and not loss.is_complex():
+                        # A copy, because the next batch overwrites the static output of a CUDA graph.
+                        values.append(loss.detach().reshape(replicas).clone())
+                    else:
+                        values.append(_as_number(loss, replicas))
                 tensors = [value for value in values if isinstance(value, Tensor)]
                 same_device = [tensor.to(tensors[0].device) for tensor in tensors]
                 read = iter(torch.stack(same_device).tolist() if tensors else ())
@@ -241,15 +237,15 @@ class Probe:
     @property
     def has_norms(self) -> bool:
         """Whether the model has batch norm whose running statistics training updates."""
-        return bool(trained_norms(self._model))
+        return bool(trained_norms(self.model))
 
     def refresh_norms_(self, batches: Iterable[Any], norms: Sequence[nn.Module] | None = None) -> None:
         """Recompute the running statistics of batch norm from these batches at the current weights: of
         ``norms``, or of all that are training."""
-        chosen = trained_norms(self._model) if norms is None else norms
-        with random_state(self._model, "norms", self._seed):
+        chosen = trained_norms(self.model) if norms is None else norms
+        with random_state(self.model, "norms", self._seed):
             only = [norm for norm in chosen if isinstance(norm, _BatchNorm)]
-            refresh_norms_(self._model, self._loss_fn, batches, only)
+            refresh_norms_(self.model, self._loss_fn, batches, only)
 
     def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
         """As :meth:`losses`, with batch norm in evaluation mode, as the weights would be deployed.
@@ -257,19 +253,11 @@ class Probe:
         ``refresh`` computes the statistics from these batches, for weights that training has never used;
         otherwise the model's own are used. They are restored afterwards.
         """
-        kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
-        flags = [(module, module.training) for module in self._model.modules()]
-        try:
+        norms = trained_norms(self.model)
+        with weights_alone(self.model, deployed=True):
             if refresh:
-                self.refresh_norms_(batches)
-            for module, _ in flags:
-                module.training = False
+                self.refresh_norms_(batches, norms)
             return self.losses(batches, of=of)
-        finally:
-            for module, training in flags:
-                module.training = training
-            for buffer, before in kept:
-                buffer.copy_(before)
 
     def state_dict(self, rank: int = 0) -> dict[str, int]:
         """How many batches were drawn, at which of them the current pass over an iterable began, and the seed
@@ -297,7 +285,7 @@ class Probe:
                 self._take()
 
     def _take(self) -> Any:
-        with random_state(self._model, "draw", self._seed, self._draws):
+        with random_state(self.model, "draw", self._seed, self._draws):
             batches = self._batches
             batch = self._next_of(batches) if isinstance(batches, Iterable) else batches(self._draws)
         self._draws += 1
@@ -319,17 +307,15 @@ class Probe:
         return batch
 
 
-def _as_losses(loss: object, replicas: int) -> Tensor | float:
+def _as_number(loss: object, replicas: int) -> float:
+    """A loss that is no tensor of the right size: a number of one replica's, or an error."""
     if isinstance(loss, Tensor):
-        if loss.numel() != replicas or loss.is_complex():
-            wanted = "a real scalar" if replicas == 1 else f"the real losses of {replicas} replicas"
-            mend = "reduce it first, e.g. loss.mean()" if replicas == 1 else "use StackedReplicas.losses"
-            raise ValueError(
-                f"Probe.losses: loss_fn must return {wanted}, got a tensor of shape {tuple(loss.shape)} "
-                f"and type {loss.dtype}; {mend}"
-            )
-        # A copy, because the static output of a CUDA graph is written over by the next batch.
-        return loss.detach().reshape(replicas).clone()
+        wanted = "a real scalar" if replicas == 1 else f"the real losses of {replicas} replicas"
+        fix = "reduce it first, e.g. loss.mean()" if replicas == 1 else "use StackedReplicas.losses"
+        raise ValueError(
+            f"Probe.losses: loss_fn must return {wanted}, got a tensor of shape {tuple(loss.shape)} "
+            f"and type {loss.dtype}; {fix}"
+        )
     if isinstance(loss, SupportsFloat) and replicas == 1:
         return float(loss)
     raise TypeError(

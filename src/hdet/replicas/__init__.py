@@ -1,7 +1,7 @@
-"""Who else trains this model, and how to meet them: the only room that knows ``torch.distributed``.
+"""Which replicas train this model, and how they communicate: the only room that knows ``torch.distributed``.
 
-It imports torch and no other room. The engine sees :class:`Replicas` alone; processes, replicas that lie on
-several of them, one lone process and rows of one matrix (``stacked/``) are behind it."""
+It imports torch and no other room. The loop sees :class:`Replicas` alone: processes, replicas on several
+processes each, one process alone, or rows of one matrix (``stacked/``)."""
 
 from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas, SoloReplica

@@ -24,7 +24,7 @@ class Arms:
 
     Args:
         count: how many arms. It must divide the number of ranks. By default an arm is the ranks of one
-            machine, as the launcher tells (``LOCAL_WORLD_SIZE``).
+            machine, by the launcher's ``LOCAL_WORLD_SIZE``.
         process_group: the ranks to divide; all of them by default.
 
     Example::
@@ -53,13 +53,13 @@ class Arms:
         rank = dist.get_rank(process_group) if distributed else 0
         self.count = count
         self.ranks = ranks
-        self._everybody = process_group
+        self._all_ranks = process_group
         #: The arm of this rank.
         self.index = rank // self.size
-        everybody = dist.get_process_group_ranks(process_group or dist.group.WORLD) if distributed else [0]
+        all_ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD) if distributed else [0]
         #: The global ranks of this rank's arm.
-        self.members = everybody[self.index * self.size : (self.index + 1) * self.size]
-        self._source = everybody[0]
+        self.members = all_ranks[self.index * self.size : (self.index + 1) * self.size]
+        self._source = all_ranks[0]
         #: Those who share their gradients with this rank; that of all ranks where there is one arm.
         self.process_group = process_group
         if count > 1:
@@ -99,19 +99,19 @@ class Arms:
             if 0 in tensor.stride() and tensor.numel() > 1:
                 continue  # an expanded buffer repeats its elements and cannot be written
             values = tensor.detach().contiguous()
-            dist.broadcast(values, self._source, self._everybody)
+            dist.broadcast(values, self._source, self._all_ranks)
             tensor.detach().copy_(values)
 
 
 def _machines(ranks: int, process_group: dist.ProcessGroup | None) -> int:
     """How many machines there are, whose ranks are numbered one after the other."""
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    each = os.environ.get("LOCAL_WORLD_SIZE", "")
     if process_group is None and ranks == 1:
         return 1
-    if process_group is not None or not here.isdigit() or int(here) < 1 or ranks % int(here):
+    if process_group is not None or not each.isdigit() or int(each) < 1 or ranks % int(each):
         raise ValueError(
-            f"Arms: without count an arm is the ranks of one machine, and LOCAL_WORLD_SIZE={here!r} does not "
-            f"divide the {ranks} ranks{'' if process_group is None else ' of process_group'} into such; say "
-            "how many arms: Arms(count)"
+            f"Arms: without count an arm is the ranks of one machine, and LOCAL_WORLD_SIZE={each!r} does not "
+            f"divide the {ranks} ranks{'' if process_group is None else ' of process_group'} into such; give "
+            "the number of arms: Arms(count)"
         )
-    return ranks // int(here)
+    return ranks // int(each)

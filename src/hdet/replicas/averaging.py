@@ -17,7 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BucketedMean", "bucket_memory", "distinct_tensors", "elements", "flat_pieces"]
+__all__ = [
+    "BucketedMean",
+    "bucket_memory",
+    "differing_values",
+    "distinct_tensors",
+    "elements",
+    "flat_pieces",
+    "floating_and_integer",
+]
 
 #: All extra memory. Smaller buckets overlap better, larger ones cost fewer collectives (docs/log.md).
 MEMORY_BYTES = 48 << 20
@@ -77,8 +85,7 @@ class BucketedMean:
         self._all_reduce = all_reduce
         self._in_place: list[Tensor] = []
         packed: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        distinct = distinct_tensors(tensors)
-        for tensor in distinct:
+        for tensor in distinct_tensors(tensors):
             pieces = flat_pieces(tensor)
             first = pieces[0]
             dtype = torch.float64 if first.dtype == torch.float64 else sums
@@ -106,9 +113,6 @@ class BucketedMean:
             views = list(torch.split(flat, [piece.numel() for piece in chunk]))
             converts = any(piece.dtype != dtype for piece in chunk)
             self._buckets.append(_Bucket(chunk, flat, views, converts))
-        planned = _numel(self._in_place) + sum(_numel(bucket.pieces) for bucket in self._buckets)
-        if planned != _numel(map(elements, distinct)):
-            raise AssertionError("BucketedMean: some element is not averaged exactly once")
 
     @property
     def collective_bytes(self) -> list[int]:
@@ -147,6 +151,19 @@ class BucketedMean:
             total.mul_(1 / self._size)  # exact, and on some CPUs three times as fast as a division
         else:
             total.div_(self._size)
+
+
+def floating_and_integer(tensors: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Those that can be averaged, and those that cannot."""
+    kinds: tuple[list[Tensor], list[Tensor]] = [], []
+    for tensor in tensors:
+        kinds[not (tensor.is_floating_point() or tensor.is_complex())].append(tensor)
+    return kinds
+
+
+def differing_values(count: int) -> tuple[str, ...]:
+    """The warning about integer buffers that differed."""
+    return (f"{count} integer buffer values differed: the maximum was taken",) if count else ()
 
 
 def bucket_memory(size: int) -> int:
@@ -243,16 +260,16 @@ def distinct_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
 def _chunks(pieces: Sequence[Tensor], capacity: int) -> Iterable[list[Tensor]]:
     """Fill buckets to the last element; a piece that does not fit is cut."""
     chunk: list[Tensor] = []
-    room = capacity
+    free = capacity
     for piece in pieces:
         start = 0
         while start < piece.numel():
-            length = min(room, piece.numel() - start)
+            length = min(free, piece.numel() - start)
             chunk.append(piece[start : start + length])
             start += length
-            room -= length
-            if room == 0:
+            free -= length
+            if free == 0:
                 yield chunk
-                chunk, room = [], capacity
+                chunk, free = [], capacity
     if chunk:
         yield chunk

@@ -56,7 +56,7 @@ class Replicas(ABC):
 
     @abstractmethod
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
-        """The row of every replica, in order. All rows have the same length; NaN passes unharmed.
+        """The row of every replica, in order. All rows have the same length; NaN is kept.
 
         The row of a replica on several ranks is the mean of theirs: a loss on the data of all of them. Where
         this process holds several replicas, an item is one number for all or a tensor of each one's.
@@ -95,8 +95,7 @@ class Replicas(ABC):
         is not finite. Waits for the device."""
         return norm_of(tensors)
 
-    @abstractmethod
-    def agree(self, caller: str, facts: Mapping[str, str]) -> None:
+    def agree(self, caller: str, facts: Mapping[str, str]) -> None:  # noqa: B027 — one process agrees
         """Raise on every rank, naming the values, unless all ranks hold the same facts."""
 
     @abstractmethod
@@ -106,14 +105,14 @@ class Replicas(ABC):
         Integer buffers cannot be averaged: they become their maximum, and a difference is reported.
         """
 
-    def before_first_step(self, caller: str) -> None:  # noqa: B027 — only a lone process may have been joined
-        """Called before the first step. Raises RuntimeError if a process group has appeared since."""
+    def before_first_step(self, caller: str) -> None:  # noqa: B027 — only a single process checks
+        """Called before the first step. Raises RuntimeError if a process group was made since."""
 
     def about_to(self, doing: str) -> None:  # noqa: B027 — only processes wait
-        """What this rank will do next with the others: named in the error if they do not come."""
+        """Name what this rank does next with the others, for the error if they do not join in."""
 
     def buffers_of(self, model: nn.Module | None) -> list[Tensor]:
-        """What the replicas hold beside parameters."""
+        """The replicas' buffers."""
         return [] if model is None else list(model.buffers())
 
     def rows_of(self, tensor: Tensor) -> list[Tensor]:
@@ -124,7 +123,7 @@ class Replicas(ABC):
         """Write the replicas' weights into the user's model."""
 
     def together(self, what: str, measure: Callable[[], Sequence[float | Tensor]]) -> list[float | Tensor]:
-        """Call ``measure``; if it raises on one rank, raise on all, so that none waits for ever."""
+        """Call ``measure``; if it raises on one rank, raise on all, so that no rank waits for ever."""
         failure: Exception | None = None
         measured: list[float | Tensor] = []
         try:
@@ -135,7 +134,7 @@ class Replicas(ABC):
         if failure is not None:
             raise failure
         if any(failed):
-            raise RuntimeError(f"{what} raised on rank {failed.index(1.0)}; its own error says why")
+            raise RuntimeError(f"{what} raised on rank {failed.index(1.0)}; see that rank's error")
         return measured
 
 
@@ -163,9 +162,6 @@ class SoloReplica(Replicas):
 
     def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
         return [[float(value) for value in row]]
-
-    def agree(self, caller: str, facts: Mapping[str, str]) -> None:
-        return None
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         return tuple

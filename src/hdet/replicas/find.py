@@ -1,5 +1,5 @@
 """Which replicas an optimizer has: rows in this process, the ranks of a group, several ranks each, or this
-process alone; and the set-ups that raise because they cannot be told, or cannot diverge."""
+process alone; and the set-ups that raise because that is unknown, or because replicas could not diverge."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if dist.is_available():
 else:  # a torch built without it still trains one replica
 
     class ProcessGroup:  # type: ignore[no-redef]
-        """Stands in where there is nothing to group."""
+        """For annotations only."""
 
 
 def replicas_of(
@@ -59,7 +59,7 @@ def replicas_of(
                 "leave it out"
             )
         return optimizer.replicas
-    optimizers = getattr(optimizer, "optimizers", [optimizer])  # several may stand there as one
+    optimizers = getattr(optimizer, "optimizers", [optimizer])  # several may be wrapped as one
     if any(is_zero(one) and getattr(one, "_overlap_with_ddp", False) for one in optimizers):
         raise TypeError(
             f"{caller}: optimizer is a ZeroRedundancyOptimizer with overlap_with_ddp=True, which steps "
@@ -101,18 +101,17 @@ def find_replicas(
 
 
 def _alone(caller: str, process_group: ProcessGroup | None) -> SoloReplica:
-    """Raises where a launcher has started several processes that have not met yet: each would take itself for
-    the only one, explore nothing and decide alone."""
+    """Raise where a launcher has started several processes that have no process group yet."""
     if process_group is not None:
         raise ValueError(
             f"{caller}: process_group was given, but torch.distributed is not initialised; call "
             "init_process_group first"
         )
-    told = os.environ.get("WORLD_SIZE", "")
-    if told.isdecimal() and int(told) > 1:
+    world = os.environ.get("WORLD_SIZE", "")
+    if world.isdecimal() and int(world) > 1:
         raise RuntimeError(
-            f"{caller}: the process group must exist before it is made, and WORLD_SIZE={told} says that "
-            f"{told} processes train together, but torch.distributed is not initialised; build it "
+            f"{caller}: the process group must exist before it is made, and WORLD_SIZE={world} says that "
+            f"{world} processes train together, but torch.distributed is not initialised; build it "
             f"{AFTER_INIT}. To train each process by itself, take WORLD_SIZE out of os.environ first"
         )
     return SoloReplica(found=True)

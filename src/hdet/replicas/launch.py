@@ -1,8 +1,8 @@
 """Ranks on this machine: those that a launcher has started, and local processes over gloo on loopback.
 
-The demo, the doctor, the benchmarks and the tests start their ranks here; every wait is bounded. The
-processes stay alive between runs (importing torch is what costs), and every run meets in a process group of
-its own.
+The demo, the doctor, the benchmarks and the tests start their ranks with it; every wait has a limit. The
+processes stay alive between runs, because importing torch takes long, and every run has its own process
+group.
 """
 
 from __future__ import annotations
@@ -78,23 +78,16 @@ class LocalProcesses:
         self._processes: list[Any] = []
 
     def __enter__(self) -> LocalProcesses:
+        self._start()  # importing torch takes them seconds, which the caller may use
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        size: int | None = None,
-        timeout: float = 120.0,
-        on_report: Callable[[int, Any], None] | None = None,
+        self, function: Callable[..., Any], *args: Any, size: int | None = None, timeout: float = 120.0
     ) -> list[Any]:
         """Call ``function(rank, *args)`` on ``size`` ranks of one gloo group; their results, by rank.
-
-        With ``on_report``, ``function`` also gets a keyword ``report``: what it is called with arrives here,
-        as ``on_report(rank, what)``, while the run goes on.
 
         Raises:
             ReplicaError: a rank raised.
@@ -108,9 +101,9 @@ class LocalProcesses:
         self._runs += 1
         meeting = Path(self._folder.name) / f"run-{self._runs}"
         for connection in self._connections[:size]:
-            with contextlib.suppress(OSError):  # who died in between is found where results are awaited
-                connection.send((function, args, size, str(meeting), timeout, on_report is not None))
-        return self._collect(size, time.monotonic() + timeout, on_report)
+            with contextlib.suppress(OSError):  # _collect finds a process that has died
+                connection.send((function, args, size, str(meeting), timeout))
+        return self._collect(size, time.monotonic() + timeout)
 
     def close(self) -> None:
         """Stop all processes, for good."""
@@ -128,14 +121,14 @@ class LocalProcesses:
     def _start(self) -> None:
         context = mp.get_context("spawn")
         for rank in range(self.size):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank), daemon=True)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank), daemon=True)
             process.start()
-            there.close()
-            self._connections.append(here)
+            theirs.close()
+            self._connections.append(ours)
             self._processes.append(process)
 
-    def _collect(self, size: int, deadline: float, on_report: Callable[[int, Any], None] | None) -> list[Any]:
+    def _collect(self, size: int, deadline: float) -> list[Any]:
         results: dict[int, Any] = {}
         failures: list[Failure] = []
         open_ranks = {self._connections[rank]: rank for rank in range(size)}
@@ -145,20 +138,14 @@ class LocalProcesses:
                 break
             for connection in ready:
                 assert isinstance(connection, Connection)
-                rank = open_ranks[connection]
+                rank = open_ranks.pop(connection)
                 try:
-                    kind, content = connection.recv()
+                    answer = connection.recv()
                 except (EOFError, OSError) as error:  # reset, if it left what it was sent unread
-                    kind, content = "failure", Failure(rank, type(error).__name__, "the process died", "")
-                if kind == "report":
-                    assert on_report is not None
-                    on_report(rank, content)
-                    continue
-                del open_ranks[connection]
-                if kind == "result":
-                    results[rank] = content
-                else:
-                    failures.append(content)
+                    answer = Failure(rank, type(error).__name__, "the process died", "")
+                results[rank] = answer
+                if isinstance(answer, Failure):
+                    failures.append(answer)
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         if open_ranks or failures:
             self._stop()  # the next run starts with fresh ones
@@ -170,17 +157,16 @@ class LocalProcesses:
 
 
 def _serve(connection: Connection, rank: int) -> None:
-    """What a rank's process does: wait for work, meet the others, do it, answer."""
+    """What a rank's process does: wait for a call, join the group, call, answer."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ended: list[dist.ProcessGroup] = []
     while True:
         try:
-            function, args, size, meeting, timeout, reports = connection.recv()
+            function, args, size, meeting, timeout = connection.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        keywords = {"report": lambda what: connection.send(("report", what))} if reports else {}
         try:
             dist.init_process_group(
                 "gloo",
@@ -190,14 +176,13 @@ def _serve(connection: Connection, rank: int) -> None:
                 timeout=timedelta(seconds=timeout),
             )
             meet(dist.group.WORLD, timedelta(seconds=timeout))
-            answer = ("result", function(rank, *args, **keywords))
+            answer = function(rank, *args)
         except Exception as error:
-            trace = traceback.format_exc()
-            answer = ("failure", Failure(rank, type(error).__name__, str(error), trace))
+            answer = Failure(rank, type(error).__name__, str(error), traceback.format_exc())
         finally:
             if dist.is_initialized():
-                # torch 2.6 frees a group with the GIL in its hand and joins a thread that may be waiting for
-                # it. Groups that have ended are freed after the next run: their threads are idle by then.
+                # torch 2.6 frees a group with the GIL held, and joins a thread that may wait for the GIL. So
+                # groups that have ended are freed after the next run, when their threads are idle.
                 ended[:] = dist.distributed_c10d._world.pg_map
                 dist.destroy_process_group()
         connection.send(answer)
@@ -216,7 +201,7 @@ def available_backends() -> dict[str, bool]:
 
 
 def launch_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What torchrun, or another launcher, told this process."""
+    """The environment variables that torchrun, or another launcher, has set."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {name: environment[name] for name in names if name in environment}
 

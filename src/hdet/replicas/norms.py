@@ -21,7 +21,7 @@ def norm_of(tensors: Sequence[Tensor]) -> float:
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
-            wide = tensor.float() if tensor.element_size() == 1 else tensor  # of so few bits nothing is known
+            wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit floats have no norm
             alike.setdefault((wide.device, wide.dtype), []).append(wide)
     norms: list[float] = []
     for (_, dtype), own in alike.items():
@@ -37,7 +37,8 @@ def row_norms(tensors: Sequence[Tensor], rows: int) -> Tensor:
     total = torch.zeros(rows, dtype=torch.float64)
     for tensor in (t for t in tensors if t.numel()):
         flat = tensor.reshape(rows, -1)
-        norms = torch.linalg.vector_norm(flat, dim=1, dtype=_summed_in(flat.dtype)).double().cpu()
+        sums_in = None if flat.is_complex() else torch.promote_types(flat.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(flat, dim=1, dtype=sums_in).double().cpu()
         for row in (~torch.isfinite(norms)).nonzero().flatten().tolist():
             norms[row] = _overflowed(flat[row])
         total = torch.hypot(total, norms)
@@ -45,12 +46,6 @@ def row_norms(tensors: Sequence[Tensor], rows: int) -> Tensor:
 
 
 def _overflowed(tensor: Tensor) -> float:
-    """A sum of squares is infinite before a value is: then their largest tells; NaN if that is none."""
+    """A sum of squares overflows before a value does: then the largest value; NaN if that is not finite."""
     largest = float(torch.linalg.vector_norm(tensor, math.inf))
     return largest if math.isfinite(largest) else math.nan
-
-
-def _summed_in(dtype: torch.dtype) -> torch.dtype | None:
-    if dtype.is_complex:
-        return None
-    return torch.promote_types(dtype, torch.float32)

@@ -1,9 +1,9 @@
 """Replicas as processes of a ``torch.distributed`` group, one replica per rank; and how long they wait.
 
-They meet in a group of hdet's own. In one that DistributedDataParallel uses as well, the gradient of a rank
-that forgot a sync would meet the others' weights. And an operation lasts as long as its group's timeout,
-whoever has given up on it: the thread that carries it out keeps a process from ending. So the group's timeout
-is the patience. One group serves everything in a process that asks for the same ranks; torch destroys it with
+They communicate in a group of hdet's own. In the group of DistributedDataParallel, the gradients of a rank
+that missed a sync would be summed with the others' weights. And an operation lasts as long as its group's
+timeout, even if its caller has given up: its thread keeps the process from ending. So the group's timeout is
+the longest wait. All objects in a process that need the same ranks share one group; torch destroys it with
 the default group.
 """
 
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hdet.replicas.averaging import BucketedMean
+from hdet.replicas.averaging import BucketedMean, differing_values, floating_and_integer
 from hdet.replicas.base import Mean, Replicas
 
 __all__ = ["ProcessReplicas", "agree_among", "meet", "patience"]
@@ -37,12 +37,12 @@ VARIABLE = "HDET_PATIENCE"
 #: never longer than half the patience.
 _EXCHANGE_SECONDS = 2.0
 
-#: By ranks, backend and patience. Weak: who destroys the default group destroys these, and they are to go.
+#: By ranks, backend and timeout. Weak: destroying the default group destroys these.
 _own: dict[tuple[Any, ...], weakref.ref[Any]] = {}
 
 
 class ProcessReplicas(Replicas):
-    """The ranks of a process group. They meet in a group of their own, which every one of them makes here.
+    """The ranks of a process group. They communicate in a group of their own, which all of them make.
 
     Args:
         group: the process group; None for the default group.
@@ -76,7 +76,7 @@ class ProcessReplicas(Replicas):
         group = self._weak_group()
         if group is None:
             raise RuntimeError(
-                "hdet: the process group in which the ranks met is destroyed; construct hdet again after "
+                "hdet: the process group of the replicas was destroyed; construct hdet again after "
                 "init_process_group"
             )
         return group
@@ -92,8 +92,7 @@ class ProcessReplicas(Replicas):
         agree_among(caller, facts, self.all_gather)
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
-        floating = [b for b in buffers if b.is_floating_point() or b.is_complex()]
-        integer = [b for b in buffers if not (b.is_floating_point() or b.is_complex())]
+        floating, integer = floating_and_integer(buffers)
         mean = BucketedMean(tensors, size=self.size, all_reduce=self.all_reduce)
         # Buffers are often constants (a mask's least float, a table of angles): in float64 equal ones stay
         # as they are, bit for bit.
@@ -117,11 +116,10 @@ class ProcessReplicas(Replicas):
         for tensor, new in zip(tensors, torch.split(maximum, [t.numel() for t in tensors]), strict=True):
             if 0 not in tensor.stride():  # an expanded buffer repeats its elements and cannot be written
                 tensor.copy_(new.view(tensor.shape))
-        differing = int((maximum + negative).count_nonzero())
-        return (f"{differing} integer buffer values differed: the maximum was taken",) if differing else ()
+        return differing_values(int((maximum + negative).count_nonzero()))
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
-        """Start the sum of a tensor over the replicas, in place; what it returns waits for the end."""
+        """Start the in-place sum of a tensor over the replicas; returns a function that waits for it."""
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return lambda: self._await(work, tensor.is_cpu)
 
@@ -144,7 +142,7 @@ class ProcessReplicas(Replicas):
         except RuntimeError as error:
             group, doing = self._group, self._doing or "a sync"
             for key in [key for key, known in _own.items() if known() is group]:
-                del _own[key]  # what is constructed after this failure needs another group
+                del _own[key]  # after this failure a new group is needed
             where = _where_they_are(group, self.rank, self.size, doing, self._patience)
             raise RuntimeError(
                 f"rank {self.rank} gave up waiting for the other {self.size - 1} at {doing}"
@@ -154,14 +152,14 @@ class ProcessReplicas(Replicas):
 
 
 def patience() -> timedelta:
-    """The longest wait for another rank: ten minutes, or the seconds that HDET_PATIENCE says."""
-    said = os.environ.get(VARIABLE, "600")
+    """The longest wait for another rank: HDET_PATIENCE in seconds, ten minutes by default."""
+    text = os.environ.get(VARIABLE, "600")
     try:
-        seconds = float(said)
+        seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 1 <= seconds < 1e9:
-        raise ValueError(f"{VARIABLE} must be a number of seconds of at least 1, got {said!r}")
+        raise ValueError(f"{VARIABLE} must be a number of seconds of at least 1, got {text!r}")
     return timedelta(seconds=seconds)
 
 
@@ -218,11 +216,11 @@ def _own_group(
     key = (*ranks, backend, timeout)
     if key in _own:
         return _own[key]()
-    everybody = ranks == dist.get_process_group_ranks(dist.group.WORLD)
-    if not everybody and (obstacle := _obstacle(like, ranks, device, timeout, at_once=at_once)):
-        logger.warning("ranks %s meet in the process group that was given: %s", ranks, obstacle)
+    all_ranks = ranks == dist.get_process_group_ranks(dist.group.WORLD)
+    if not all_ranks and (obstacle := _obstacle(like, ranks, device, timeout, at_once=at_once)):
+        logger.warning("ranks %s use the process group that was given: %s", ranks, obstacle)
         return like
-    group = _new_group(None if everybody else ranks, backend, timeout)
+    group = _new_group(None if all_ranks else ranks, backend, timeout)
     _own[key] = weakref.ref(group)
     return group
 
@@ -239,7 +237,7 @@ def _obstacle(
 ) -> str:
     """Why a few ranks cannot make a group without the others; "" if they can."""
     if dist.get_process_group_ranks(like) != ranks:
-        return ""  # there is nobody to ask; every rank of a mesh is in as many groups
+        return ""  # there is no group to ask in; every rank of a mesh is in as many groups
     # A communicator that is bound to its device is split from that of all ranks, by all of them. This and the
     # next have no public name, torch 2.6 to 2.13.
     if not at_once and getattr(dist.group.WORLD, "bound_device_id", None) is not None:
@@ -264,7 +262,7 @@ def _new_group(ranks: list[int] | None, backend: str, timeout: timedelta) -> Any
         return group
     except RuntimeError as error:
         whom, waited = f"ranks {ranks}" if ranks else "all ranks", time.monotonic() - began
-        if waited < 0.9 * timeout.total_seconds():  # nobody was late: they do not reach one another
+        if waited < 0.9 * timeout.total_seconds():  # no rank was late: they do not reach one another
             raise RuntimeError(
                 f"hdet: {whom} could not meet in a process group of their own ({error}); one of them has "
                 "died, or the network between them failed: look at the first error of the others"
@@ -280,7 +278,7 @@ def _where_they_are(group: Any, rank: int, size: int, doing: str, timeout: timed
 
     Through the store by which the ranks met, in a thread: the rank that keeps it may be the one that hangs.
     """
-    told: dict[int, str] = {}
+    known: dict[int, str] = {}
     seconds = min(_EXCHANGE_SECONDS, timeout.total_seconds() / 2)
 
     def exchange() -> None:
@@ -289,23 +287,23 @@ def _where_they_are(group: Any, rank: int, size: int, doing: str, timeout: timed
             store = torch.distributed.distributed_c10d._get_default_store()
             key = f"hdet/gave up/{group.group_name}"
             store.set(f"{key}/{rank}", doing)
-            told[rank] = doing
+            known[rank] = doing
             deadline = time.monotonic() + seconds
-            while len(told) < size and time.monotonic() < deadline:
+            while len(known) < size and time.monotonic() < deadline:
                 for other in range(size):
-                    if other not in told and store.check([f"{key}/{other}"]):
-                        told[other] = store.get(f"{key}/{other}").decode()
+                    if other not in known and store.check([f"{key}/{other}"]):
+                        known[other] = store.get(f"{key}/{other}").decode()
                 time.sleep(0.05)
-        except Exception:  # it only makes an error's words better
+        except Exception:  # this only adds to an error message
             logger.debug("the ranks' store cannot be reached", exc_info=True)
 
     asking = threading.Thread(target=exchange, daemon=True)
     asking.start()
     asking.join(1.5 * seconds)
-    if rank not in told:
+    if rank not in known:
         return ""
-    missing = [str(r) for r in range(size) if r not in told]
-    seen = [f"rank {r} is at {what}" for r, what in sorted(told.items())]
+    missing = [str(r) for r in range(size) if r not in known]
+    seen = [f"rank {r} is at {what}" for r, what in sorted(known.items())]
     if missing:
         seen.append(f"no word from rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
     return "; ".join(seen)

@@ -2,8 +2,8 @@
 model alone, ZeroRedundancyOptimizer.
 
 Weights are averaged over the ranks that hold the same shards of every replica; a number about a replica is
-taken over its own ranks. Every decision is taken from the rows of all ranks. Nothing here imports a sharding
-library: if its user has not, nothing can be sharded by it.
+taken over its own ranks. Every decision is taken from the rows of all ranks. This file imports no sharding
+library: if the user has not imported it, nothing can be sharded by it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "state_of",
 ]
 
-#: Numbers on a ruler. Beyond so many ranks the last ones have none, and are not told apart.
+#: Numbers on a ruler. Beyond so many ranks the last ones have none, and cannot be distinguished.
 _MARKS = 1 << 14
 
 
@@ -182,9 +182,9 @@ def layout_of(
         flat |= {id(p): shard for p in module.parameters() if is_flat(p)}
     ranks = _connected(me, together)
     for mesh, _ in meshes:
-        everybody = set(mesh.mesh.flatten().tolist())
-        if me in everybody:
-            wired = max(wired, len(everybody) // len(everybody & ranks))
+        members = set(mesh.mesh.flatten().tolist())
+        if me in members:
+            wired = max(wired, len(members) // len(members & ranks))
     return Layout(tuple(sorted(ranks)), wired, flat, tuple(groups), can_reshard=not flat and not zero)
 
 
@@ -290,8 +290,8 @@ def sharded_like(parameter: Tensor, shard: Tensor) -> Tensor:
 def ruler(parameters: Iterable[Tensor]) -> Tensor:
     """0, 1, 2, …, cut as finely as any of these parameters is, by the same ranks.
 
-    A rank that finds the numbers of its own place in a state holds its own shards, also after a checkpoint
-    has cut everything again; a rank that was given another one's state does not.
+    A rank that finds its own numbers in a state has its own shards, also after a checkpoint has resharded
+    everything; a rank that loaded another rank's state finds that rank's numbers.
     """
     marks = torch.arange(_MARKS, dtype=torch.int32)
     sharded: list[Any] = [p for p in parameters if is_dtensor(p) and _sharded_dimensions(p)]
@@ -341,8 +341,8 @@ def _as_dtensor(
     shard: Tensor, mesh: Any, placements: Any, shape: torch.Size, stride: tuple[int, ...]
 ) -> Tensor:
     kind: Any = sys.modules["torch.distributed.tensor"].DTensor
-    # from_local moves what lies with the host to the mesh's device, where there is no room for it: so it is
-    # shown an empty one, and the shard takes that one's place by the protocol of wrapper subclasses.
+    # from_local would move a shard on the host to the mesh's device, which may be full. So it gets an empty
+    # tensor, which the protocol of wrapper subclasses replaces by the shard.
     empty = shard if shard.device.type == mesh.device_type else torch.empty_like(shard, device="meta")
     made: Tensor = kind.from_local(empty, mesh, placements, run_check=False, shape=shape, stride=stride)
     if empty is not shard:

@@ -1,4 +1,4 @@
-"""Alerts: what in a history someone should hear about, with a level. Pure, line by line.
+"""Alerts: what in a history a user should know, with a level. Pure, line by line.
 
 ``assets/alerts.js`` does the same in the page; ``tests/browser`` compares the two.
 """
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from math import nan
 from typing import Any
 
-from hdet.report.verdict import as_float, facts_of, mean_of, number, sentence
+from hdet.report.verdict import facts_of, held_out, mean_of, number, sentence
 
 __all__ = ["Alert", "Alerts", "summary"]
 
@@ -92,25 +92,22 @@ class Alerts:
         return found
 
     def _noise(self, line: Record) -> list[Alert]:
-        """Windows in a row that showed nothing."""
-        horizon = line.get("horizon") or []
-        if not horizon:
+        """Windows in a row without a significant difference."""
+        if not (horizon := line.get("horizon")):
             return []
         noisy = all(seen.get("why") == "not significant" for seen in horizon)
         self._noisy = self._noisy + 1 if noisy else 0
+        if self._noisy != _NOISY_WINDOWS:
+            return []
         text = f"{_NOISY_WINDOWS} windows in a row were within the probe's noise: give the probe more batches"
-        return (
-            [Alert(self._step, "warning", "probe too noisy", text)] if self._noisy == _NOISY_WINDOWS else []
-        )
+        return [Alert(self._step, "warning", "probe too noisy", text)]
 
     def _overfitting(self, line: Record) -> list[Alert]:
         """Syncs in a row in which the training loss fell and the held-out loss rose."""
-        horizon = line.get("horizon") or []
-        held_out = as_float(horizon[0].get("loss_mean") if horizon else line.get("held_out_mean"))
-        training = mean_of(line.get("losses"))
-        self._rises = self._rises + 1 if training < self._last[0] and held_out > self._last[1] else 0
-        self._last = training, held_out
-        text = f"for {_RISES} syncs the training loss fell and the held-out loss rose, to {number(held_out)}"
+        training, loss = mean_of(line.get("losses")), held_out(line)
+        self._rises = self._rises + 1 if training < self._last[0] and loss > self._last[1] else 0
+        self._last = training, loss
+        text = f"for {_RISES} syncs the training loss fell and the held-out loss rose, to {number(loss)}"
         return [Alert(self._step, "warning", "overfitting", text)] if self._rises == _RISES else []
 
 

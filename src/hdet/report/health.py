@@ -45,7 +45,7 @@ class Finding:
 
 
 def examine(lines: Sequence[Record], torn: int = 0) -> list[Finding]:
-    """All findings, errors first; of a healthy run one that says so.
+    """All findings, errors first; for a healthy run a single good one.
 
     Args:
         lines: of a history, thinned or not.
@@ -109,7 +109,7 @@ def _of_alerts(lines: Sequence[Record]) -> Iterator[Finding]:
     for kind, seen in kinds.items():
         worst = next((alert for alert in seen if alert.level == "error"), seen[-1])
         if kind == "rollback" and worst.level != "error":
-            continue  # the facts tell what became of each
+            continue  # the facts count those that did not recover
         step = "" if worst.step is None else f" at step {worst.step:,}"
         times = f" ({plural(len(seen), 'time')})" if len(seen) > 1 else ""
         level = "error" if worst.level == "error" else "warning"

@@ -57,7 +57,7 @@ class Report:
     @property
     def verdicts(self) -> dict[str, str]:
         """How each run went, in a sentence."""
-        return {told["run"]: told["verdict"] for told in self.summaries()}
+        return {found["run"]: found["verdict"] for found in self.summaries()}
 
     def summaries(self) -> list[dict[str, Any]]:
         """Of each run its name, its verdict and its alerts."""
@@ -73,7 +73,7 @@ class Report:
         return "\n".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
 
     def _repr_html_(self) -> str:
-        """What notebooks show: a frame, which keeps the page's style and scripts apart from theirs."""
+        """What notebooks show: a frame, which separates the page's style and scripts from theirs."""
         return (
             f'<iframe srcdoc="{html.escape("".join(self._pieces()))}" width="100%" height="{self.height}" '
             'style="border: 0" title="hdet report"></iframe>'

@@ -124,11 +124,11 @@ class HistoryFile:
         self.path = path
         self._tail = Tail(path)
         self._size = limit, bytes_
-        self._thinned, self._torn = Thinned(*self._size), 0
+        self._restarts, self._thinned, self._torn = 0, Thinned(*self._size), 0
 
     @property
     def name(self) -> str:
-        """The file's name, with its folder if the name says nothing."""
+        """The file's name, with its folder if the name is a common one."""
         folder = self.path.resolve().parent.name
         return f"{folder}/{self.path.stem}" if self.path.stem in ("history", "run", "log") else self.path.stem
 
@@ -139,11 +139,8 @@ class HistoryFile:
 
     def new(self) -> Iterator[tuple[str, Record]]:
         """Lines since the last call, as text and as records."""
-        restarts = self.restarts
         for text in self._tail.lines():
-            if self.restarts != restarts:
-                restarts = self.restarts
-                self._thinned, self._torn = Thinned(*self._size), 0
+            self._notice_restart()
             if not text.strip():
                 continue
             try:
@@ -155,8 +152,12 @@ class HistoryFile:
                 continue
             self._thinned.add(text, marked=_is_marked(record))
             yield text, record
-        if self.restarts != restarts:
-            self._thinned, self._torn = Thinned(*self._size), 0
+        self._notice_restart()
+
+    def _notice_restart(self) -> None:
+        """Forget the lines of a file that was replaced."""
+        if self.restarts != self._restarts:
+            self._restarts, self._thinned, self._torn = self.restarts, Thinned(*self._size), 0
 
     def read(self) -> HistoryFile:
         """Read to the end of the file."""
@@ -173,7 +174,7 @@ class HistoryFile:
         return [_parsed(line) for line in self.lines()]
 
     def about(self) -> Record:
-        """What the page is told about the file."""
+        """What the page shows about the file."""
         return {
             "name": self.name,
             "path": str(self.path),

@@ -1,5 +1,5 @@
-"""The live page: a server that reads what a run appends, and answers pages that ask for it. It listens to
-this machine only, or, if told to listen elsewhere, answers only who has the token."""
+"""The live page: a server that reads what a run appends, and sends it to pages that request it. It listens to
+this machine only, or, on another address, answers only requests that have the token."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class Server:
         self._stopped.set()
 
     def allows(self, host: str, token: str) -> bool:
-        """With a token, only who has it. Without, only requests for one of this machine's own names: those of
-        a page whose name was made to resolve to it (DNS rebinding) ask for another."""
+        """With a token, only requests that have it. Without, only requests for one of this machine's own
+        names, which a page that uses DNS rebinding does not send."""
         if self.token:
             return hmac.compare_digest(token.encode(), self.token.encode())
         name = host if host.endswith("]") else host.rsplit(":", 1)[0]
@@ -157,17 +157,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._head("application/json", {"Content-Length": str(len(body))})
             self.wfile.write(body)
         else:
-            self.send_error(404, "Only / and /records are here")
+            self.send_error(404, "There are only / and /records")
 
     def _head(self, kind: str, more: dict[str, str] | None = None) -> None:
         self.send_response(200)
-        safe = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-        for name, value in {
-            "Content-Type": kind,
-            "Cache-Control": "no-store",
-            **safe,
-            **(more or {}),
-        }.items():
+        always = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        always["Referrer-Policy"] = "no-referrer"
+        for name, value in {"Content-Type": kind, **always, **(more or {})}.items():
             self.send_header(name, value)
         self.end_headers()
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Facts", "as_float", "facts_of", "mean_of", "number", "plural", "sentence", "share"]
+__all__ = ["Facts", "as_float", "facts_of", "held_out", "mean_of", "number", "plural", "sentence", "share"]
 
 Record = dict[str, Any]
 
@@ -60,12 +60,18 @@ def mean_of(values: Sequence[Any] | None) -> float:
     return math.fsum(map(as_float, values)) / len(values) if values else math.nan
 
 
+def held_out(line: Record) -> float:
+    """The held-out loss of a sync: of AutoLR's window mean, or of the replicas' mean; NaN without a probe."""
+    horizon = line.get("horizon")
+    return as_float(horizon[0].get("loss_mean") if horizon else line.get("held_out_mean"))
+
+
 # ---------------------------------------------------------------------- the verdict
 
 
 @dataclass(slots=True)
 class Facts:
-    """What a history says of a run; NaN, None and empty where it does not."""
+    """What a history records of a run; NaN, None and empty where it does not."""
 
     rates: list[float] = field(default_factory=list)
     others: dict[str, float] = field(default_factory=dict)
@@ -102,10 +108,8 @@ def facts_of(lines: Sequence[Record]) -> Facts:
         if kind is not None:
             continue
         facts.steps = line.get("step") or facts.steps
-        seconds, in_syncs = (
-            as_float(line.get("seconds"), seconds),
-            as_float(line.get("sync_seconds"), in_syncs),
-        )
+        seconds = as_float(line.get("seconds"), seconds)
+        in_syncs = as_float(line.get("sync_seconds"), in_syncs)
         facts.stalled |= any("nothing has improved since step" in str(e) for e in line.get("events") or [])
         _take_values(facts, line)
         _take_losses(facts, line, not_recovered)
@@ -116,7 +120,7 @@ def facts_of(lines: Sequence[Record]) -> Facts:
 
 
 def _take_values(facts: Facts, line: Record) -> None:
-    """Learning rates without their schedule's decay, all else as it stands."""
+    """Learning rates without their schedule's decay, and all other values."""
     horizon = line.get("horizon") or []
     decays = any(seen.get("why") == "the schedule comes down" for seen in horizon)
     plain = line.get("plain") or {}
@@ -133,11 +137,10 @@ def _take_values(facts: Facts, line: Record) -> None:
 
 
 def _take_losses(facts: Facts, line: Record, not_recovered: list[float]) -> None:
-    horizon = line.get("horizon") or []
+    horizon, mean = line.get("horizon") or [], held_out(line)
     if horizon:
-        mean, previous = as_float(horizon[0].get("loss_mean")), as_float(horizon[0].get("loss_previous"))
+        previous = as_float(horizon[0].get("loss_previous"))
     else:
-        mean = as_float(line.get("held_out_mean"))
         mean = previous = mean_of(line.get("losses")) if math.isnan(mean) else mean
     if math.isnan(facts.first_loss):
         facts.first_loss = mean if math.isnan(previous) else previous

@@ -1,4 +1,4 @@
-"""Every command, flag and default, as text: ``python -m tests.unit.cli.surface`` writes the listing anew."""
+"""Every command, flag and default, as text: ``python -m tests.unit.cli.surface`` writes the listing again."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _lines(path: str, command: Any) -> Iterator[str]:
 def _parameter(parameter: Any) -> str:
     if parameter.required:
         return f"{parameter.metavar or parameter.name} (needed): {parameter.help}"
-    told = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
-    told = getattr(told, "value", told)
-    return f"{'/'.join(parameter.opts)} = {told}: {parameter.help}"
+    default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+    default = getattr(default, "value", default)
+    return f"{'/'.join(parameter.opts)} = {default}: {parameter.help}"
 
 
 if __name__ == "__main__":

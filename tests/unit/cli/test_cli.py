@@ -34,7 +34,7 @@ def test_the_surface_is_the_one_that_was_agreed_on():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "error"),
     [
         (["repot"], "hdet: No such command 'repot'"),
         (["bench", "regret"], "hdet: bench was removed: run `python -m benchmarks` in a checkout"),
@@ -52,18 +52,18 @@ def test_the_surface_is_the_one_that_was_agreed_on():
         (["find", "os:getcwd"], "hdet: Invalid value for MODULE:BUILD: os:getcwd must return (model, opt"),
     ],
 )
-def test_an_error_is_one_line_and_status_2(given, said):
+def test_an_error_is_one_line_and_status_2(given, error):
     result = run(app, given)
     assert result.exit_code == 2
-    assert result.stderr.startswith(said)
+    assert result.stderr.startswith(error)
     assert result.stderr.endswith("--help`\n")
     assert result.stderr.count("\n") == 1
     assert not result.stdout
 
 
 def test_shells_complete_commands():
-    told = {"_HDET_COMPLETE": "complete_bash", "COMP_WORDS": "hdet re", "COMP_CWORD": "1"}
-    command, environment = [sys.executable, "-m", "hdet"], {**os.environ, **told}
+    asked = {"_HDET_COMPLETE": "complete_bash", "COMP_WORDS": "hdet re", "COMP_CWORD": "1"}
+    command, environment = [sys.executable, "-m", "hdet"], {**os.environ, **asked}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["report"]
 
@@ -121,19 +121,19 @@ def test_doctor_under_torchrun_measures_the_ranks_it_was_started_with():
 
 
 @pytest.mark.parametrize(
-    ("measured", "equal_after", "said"),
+    ("measured", "equal_after", "verdict"),
     [
         ((0.0, 0.0), True, "Replicas cannot diverge here"),
         ((0.1, 0.103), True, "Replicas cannot diverge here"),
         ((0.1, 0.1), False, "Replicas cannot be averaged here"),
     ],
 )
-def test_doctor_exits_1_when_a_replica_is_not_where_it_should_be(monkeypatch, measured, equal_after, said):
+def test_doctor_exits_1_when_a_replica_is_not_where_it_should_be(monkeypatch, measured, equal_after, verdict):
     found = Measured("2 processes", measured, (0.1, 0.1), equal_after)
     monkeypatch.setattr("hdet.cli.machine_check._local", lambda timeout: found)
     result = run(app, ["doctor"])
     assert result.exit_code == 1
-    assert said in result.output
+    assert verdict in result.output
 
 
 def test_doctor_says_of_a_run_whether_it_was_healthy(tmp_path):
@@ -145,9 +145,9 @@ def test_doctor_says_of_a_run_whether_it_was_healthy(tmp_path):
     both = run(app, ["doctor", str(tmp_path)])
     assert both.exit_code == 1
     assert "  error: no sync has been recorded: train at least until" in both.stdout
-    told = [json.loads(line) for line in run(app, ["doctor", str(tmp_path), "--json"]).stdout.splitlines()]
-    assert [line["run"] for line in told] == ["one", "two"]
-    assert told[1]["findings"][0]["level"] == "error"
+    printed = [json.loads(line) for line in run(app, ["doctor", str(tmp_path), "--json"]).stdout.splitlines()]
+    assert [line["run"] for line in printed] == ["one", "two"]
+    assert printed[1]["findings"][0]["level"] == "error"
 
 
 def test_doctor_says_of_a_checkpoint_whether_it_is_whole(tmp_path):
@@ -159,11 +159,11 @@ def test_doctor_says_of_a_checkpoint_whether_it_is_whole(tmp_path):
             optimizer.step()
             ensemble.step()
     save(tmp_path / "run.jsonl", whole())
-    told = run(app, ["doctor", str(tmp_path / "run.jsonl"), str(path)]).stdout.splitlines()[-2:]
-    assert told[0].startswith(
+    printed = run(app, ["doctor", str(tmp_path / "run.jsonl"), str(path)]).stdout.splitlines()[-2:]
+    assert printed[0].startswith(
         f"{path}: whole, 1 rank(s) of step 1, hdet {__version__}; the history goes on to step 800: resuming"
     )
-    assert told[1].startswith(f"{path}.previous: whole, 1 rank(s) of step 0")
+    assert printed[1].startswith(f"{path}.previous: whole, 1 rank(s) of step 0")
     file = path / "shared.pt"
     file.write_bytes(file.read_bytes()[:-1])
     damaged = run(app, ["doctor", str(path), "--json"])
@@ -258,8 +258,8 @@ def test_report_writes_the_page_and_prints_the_verdicts(tmp_path):
     assert result.exit_code == 0, result.output
     assert result.stdout.count("Found a learning rate") == 2
     assert page.exists()
-    told = run(app, ["report", str(tmp_path), "-o", str(page), "--json"]).stdout.splitlines()
-    assert [json.loads(line)["run"] for line in told] == ["one", "two"]
+    printed = run(app, ["report", str(tmp_path), "-o", str(page), "--json"]).stdout.splitlines()
+    assert [json.loads(line)["run"] for line in printed] == ["one", "two"]
 
 
 def test_watch_prints_records_and_alerts_for_scripts(tmp_path):
@@ -279,7 +279,10 @@ def test_watch_prints_records_and_alerts_for_scripts(tmp_path):
 
 def test_a_run_as_text():
     text = drawn("mine", whole(), [Alert(100, "warning", "rollback", "it rose")])
-    verdict, rate, loss, alert = text.splitlines()
+    lines = text.splitlines()
+    assert all(len(line) <= 78 for line in lines), "words are not broken by the terminal"
+    *verdict_lines, rate, loss, alert = lines
+    verdict = " ".join(line.strip() for line in verdict_lines)
     assert verdict.startswith("mine: Found a learning rate")
     assert rate.strip().startswith("rate  ▁")
     assert loss.strip().endswith("0.494")

@@ -77,7 +77,7 @@ def test_a_stream_without_a_length(held: int, judging: int) -> None:
 def test_batches_that_choose_estimate_nothing(
     kind: str, different: int, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A callable that begins anew: what it repeats would flatter the weights that were chosen by it."""
+    """A callable that begins again: what it repeats would flatter the weights that were chosen by it."""
     same = [object() for _ in range(different)]
 
     def batches(number: int) -> Any:
@@ -94,7 +94,7 @@ def test_batches_that_choose_estimate_nothing(
     assert (words in caplog.text) == (left < 4)
     assert len(caplog.records) == (left < 4)
     assert probe.halves() == (chosen, others)
-    assert len(caplog.records) == (left < 4), "said once"
+    assert len(caplog.records) == (left < 4), "warned once"
 
 
 def test_nothing_is_no_batch_that_repeats(caplog: pytest.LogCaptureFixture) -> None:

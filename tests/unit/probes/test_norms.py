@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.probes.norms import refresh_norms_, trained_norms
+from hdet.probes.isolation import refresh_norms_, trained_norms
 
 BATCHES = list(torch.randn(5, 8, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1)
 
@@ -77,7 +77,7 @@ def test_flags_and_momentum_are_as_before() -> None:
     model[0].eval()
     model[2].eval()
     flags = [module.training for module in model.modules()]
-    places = [buffer.data_ptr() for buffer in model.buffers()]
+    addresses = [buffer.data_ptr() for buffer in model.buffers()]
 
     def run(batch: Tensor) -> None:
         model(batch)
@@ -87,7 +87,7 @@ def test_flags_and_momentum_are_as_before() -> None:
         refresh_norms_(model, run, BATCHES, trained_norms(model))
     assert [module.training for module in model.modules()] == flags
     assert (model[1].momentum, model[2].momentum) == (0.3, None)
-    assert [buffer.data_ptr() for buffer in model.buffers()] == places
+    assert [buffer.data_ptr() for buffer in model.buffers()] == addresses
 
 
 def test_no_gradient_is_recorded() -> None:

@@ -63,7 +63,7 @@ class Watched:
         return self
 
     @property
-    def said(self) -> list[str]:
+    def warnings(self) -> list[str]:
         return [event for record in self.records for event in record.events if "were trained on" in event]
 
     @property
@@ -77,31 +77,31 @@ class Watched:
 def test_a_probe_of_training_samples_gives_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     data = draw(320, 6)
     run = Watched(data, data[80:]).run(200)
-    assert run.said == [
+    assert run.warnings == [
         "64 of 64 probe samples were trained on (among the first 144 training samples): the learning rate "
         "and the choice of weights are fitted to data that the model memorises, and the held-out loss is too "
         "low; take batches out of the training data with hdet.Probe.set_aside, or give Probe a held-out set"
     ]
-    assert run.records[0].events == tuple(run.said), "and recorded, at the first sync"
-    told = [r for r in caplog.records if "were trained on" in r.getMessage()]
-    assert [r.levelno for r in told] == [logging.WARNING]
+    assert run.records[0].events == tuple(run.warnings), "and recorded, at the first sync"
+    logged = [r for r in caplog.records if "were trained on" in r.getMessage()]
+    assert [r.levelno for r in logged] == [logging.WARNING]
 
 
 def test_two_samples_are_enough_once_many_were_seen() -> None:
     data, held_out = draw(16 * 50, 6), draw(128, 6, seed=1)
     held_out[5], held_out[40] = data[16 * 40], data[16 * 45]
     run = Watched(data, held_out).run(100)
-    (said,) = run.said
-    assert said.startswith("2 of 64 probe samples were trained on")
+    (warning,) = run.warnings
+    assert warning.startswith("2 of 64 probe samples were trained on")
     assert [record.step for record in run.records if any("trained on" in e for e in record.events)] == [50]
 
 
 def test_images_and_tokens() -> None:
     """Of large samples a part of the values is enough; integers are as good as floats."""
     images = draw(320, 3, 40, 40)
-    assert Watched(images, images[:64]).run(20).said
+    assert Watched(images, images[:64]).run(20).warnings
     ids = torch.randint(1000, (320, 5), generator=torch.Generator().manual_seed(0))
-    assert Watched(ids, ids[:64]).run(20).said
+    assert Watched(ids, ids[:64]).run(20).warnings
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
@@ -150,9 +150,9 @@ def test_best_mean_warns_too(caplog: pytest.LogCaptureFixture) -> None:
         model(data.split(16)[k % 20]).square().mean().backward()
         optimizer.step()
         best.step()
-    (told,) = (record.getMessage() for record in caplog.records)
-    assert told.startswith("BestMean: step 10: ")
-    assert "Probe.set_aside" in told
+    (logged,) = (record.getMessage() for record in caplog.records)
+    assert logged.startswith("BestMean: step 10: ")
+    assert "Probe.set_aside" in logged
     assert not model._forward_pre_hooks
 
 
@@ -169,7 +169,7 @@ def test_other_samples_give_no_warning(
     run = Watched(draw(3200, 6), draw(128, 6, seed=1))
     assert run.hooks == 0, "a model may be captured, or scripted, before training begins"
     run.run(150)
-    assert not run.said
+    assert not run.warnings
     assert not caplog.records
     assert run.hooks == 0
     assert len(taken) <= 2 * 64
@@ -213,7 +213,7 @@ def test_samples_that_are_alike_by_nature_are_no_overlap(make: Callable[[int], T
 def test_one_input_for_all_is_no_overlap() -> None:
     """A graph, of which the loss takes some nodes in training and others in the probe."""
     graph = draw(32, 8)
-    assert not Watched(graph, graph, batch=32).run(20).said
+    assert not Watched(graph, graph, batch=32).run(20).warnings
 
 
 def test_validation_is_not_training() -> None:
@@ -225,7 +225,7 @@ def test_validation_is_not_training() -> None:
     with torch.no_grad():
         run.loss(held_out)
     run.probe.losses(held_out.split(16))
-    assert not run.run(80).said
+    assert not run.run(80).warnings
 
 
 # ---------------------------------------------------------------------- nothing is in the way
@@ -311,7 +311,7 @@ def test_a_compiled_model_is_compiled_as_often_as_without(how: str) -> None:
         data = draw(320, 6).split(16)
         probe = Probe(lambda x: run(x).mean(), data[:4], model=run if how == "outer" else model)
         watch = Overlap(probe)
-        said = ""
+        warning = ""
         for k in range(100):
             run(data[k % 20]).mean().backward()
             if watched:
@@ -320,9 +320,9 @@ def test_a_compiled_model_is_compiled_as_often_as_without(how: str) -> None:
                 if watched:
                     watch.prepare()
                 probe.losses(data[:4])
-                said = said or (watch.found([watch.row()]) if watched and not watch.settled else "")
+                warning = warning or (watch.found([watch.row()]) if watched and not watch.settled else "")
         assert not run._forward_pre_hooks
-        return len(graphs), said
+        return len(graphs), warning
 
     plain, watched = compiled(False), compiled(True)
     assert plain[0] == watched[0] > 0

@@ -60,7 +60,7 @@ def test_no_gradient() -> None:
 
 
 class Stateful(nn.Module):
-    """Writes one buffer in place and binds another anew, whatever its mode."""
+    """Writes one buffer in place and binds a new tensor to another, in any mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,15 +209,15 @@ def test_autocast_does_not_remember_the_last_point() -> None:
     probe = probe_of(model)
     batches = probe.draw()
     with torch.autocast("cpu", torch.bfloat16):
-        here = probe.losses(batches)
+        before = probe.losses(batches)
         with torch.no_grad():
             model.weight.mul_(2)
-        there = probe.losses(batches)
-        assert all(a != b for a, b in zip(here, there, strict=True))
+        after = probe.losses(batches)
+        assert all(a != b for a, b in zip(before, after, strict=True))
         with torch.no_grad():
             model.weight.div_(2)
         loss = model(batches[0]).square().mean()
-        assert loss.item() == here[0], "training goes on with a cast of the last point compared"
+        assert loss.item() == before[0], "training continues with a cast of the last point compared"
         loss.float().backward()
     assert model.weight.grad is not None
 
@@ -227,10 +227,10 @@ def test_casts_from_before_the_weights_moved_are_not_used() -> None:
     probe = probe_of(model)
     batches = probe.draw()
     with torch.autocast("cpu", torch.bfloat16):
-        here = [model(x).square().mean().item() for x in batches]
+        before = [model(x).square().mean().item() for x in batches]
         with torch.no_grad():
             model.weight.mul_(2)
-        assert all(a != b for a, b in zip(here, probe.losses(batches), strict=True))
+        assert all(a != b for a, b in zip(before, probe.losses(batches), strict=True))
 
 
 def test_a_compiled_model(mixed: nn.Sequential) -> None:

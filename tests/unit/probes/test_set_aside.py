@@ -179,7 +179,7 @@ def test_an_endless_iterator_goes_on_behind_what_was_kept() -> None:
     probe, rest = Probe.set_aside(nothing, endless(), model=nn.Linear(1, 1), batches=4)
     assert probe.draw() == [0, 1, 2, 3]
     assert [k for k, _ in zip(rest, range(6), strict=False)][:6] == [4, 5, 6, 7, 8, 9]
-    assert next(iter(rest)) > 9  # a loop that was left goes on, it does not begin anew
+    assert next(iter(rest)) > 9  # a loop that was left goes on, it does not begin again
 
 
 def test_an_iterable_that_shuffles_is_said_to_hand_them_out_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""What is said when a group of our own cannot be made."""
+"""The error when a group of hdet's own cannot be made."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ def test_a_rollback_is_a_warning() -> None:
 
 
 def test_a_value_raises_an_alert_when_it_reaches_its_bound() -> None:
-    there, away = sync(0), sync(1)
-    there["hyperparameters"][1]["base_after"] = 10.0
-    found = seen(opening(), away, there, there, away, there)
+    at_bound, inside = sync(0), sync(1)
+    at_bound["hyperparameters"][1]["base_after"] = 10.0
+    found = seen(opening(), inside, at_bound, at_bound, inside, at_bound)
     assert [alert.kind for alert in found] == ["value at a bound"] * 2
     assert "upper bound, 10" in found[0].text
 

@@ -28,7 +28,7 @@ def changed(lines: Lines, at: int, **more: Any) -> Lines:
     return lines
 
 
-def said(text: str) -> dict[str, Any]:
+def warning(text: str) -> dict[str, Any]:
     return {"kind": "said", "level": "warning", "text": text}
 
 
@@ -67,7 +67,7 @@ def dear(lines: Lines) -> Lines:
             "look at its data",
         ),
         (
-            lambda: [*run()[:60], said("3 optimizers slept"), *run()[60:]],
+            lambda: [*run()[:60], warning("3 optimizers slept"), *run()[60:]],
             "warning",
             "warning at step 590: 3 optimizers slept",
             "",
@@ -86,10 +86,10 @@ def test_a_fault_is_a_sentence_with_a_fix(
     fault: Callable[[], Lines], level: str, text: str, fix: str
 ) -> None:
     found = examine(fault())
-    told = [finding for finding in found if text in finding.text]
-    assert len(told) == 1, found
-    assert told[0].level == level
-    assert fix in told[0].fix
+    named = [finding for finding in found if text in finding.text]
+    assert len(named) == 1, found
+    assert named[0].level == level
+    assert fix in named[0].fix
     assert all(finding.level != "good" for finding in found)
 
 

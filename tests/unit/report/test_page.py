@@ -44,7 +44,7 @@ def test_many_runs_share_what_a_page_may_hold(tmp_path: Path) -> None:
 def test_a_report_has_verdicts_and_names_what_is_no_history(tmp_path: Path) -> None:
     report = Report(*(save(tmp_path / f"{name}.jsonl", whole()) for name in "ab"))
     assert list(report.verdicts) == ["a", "b"]
-    assert repr(report).splitlines() == [f"{name}: {said}" for name, said in report.verdicts.items()]
+    assert repr(report).splitlines() == [f"{name}: {verdict}" for name, verdict in report.verdicts.items()]
     kinds = {alert["kind"] for alert in report.summaries()[0]["alerts"]}
     assert kinds == {"rollback", "overfitting", "steps not counted"}
     with pytest.raises(ValueError, match="Report: give one history or more, got none"):

@@ -72,15 +72,15 @@ def test_a_page_is_sent_what_it_has_not_seen(tmp_path: Path) -> None:
     assert (first["lines"], first["runs"][0]["exists"]) == ({}, False)
     save(path, [opening(), sync(0)])
     feed.look()
-    told = feed.answer(first["epoch"], first["cursor"])
-    assert len(told["lines"][0]) == 2
-    assert feed.answer("another server's", 7)["lines"] == told["lines"]
-    assert feed.answer(told["epoch"], told["cursor"], wait=0.01)["lines"] == {}
+    answer = feed.answer(first["epoch"], first["cursor"])
+    assert len(answer["lines"][0]) == 2
+    assert feed.answer("another server's", 7)["lines"] == answer["lines"]
+    assert feed.answer(answer["epoch"], answer["cursor"], wait=0.01)["lines"] == {}
     save(tmp_path / "new", [sync(5)]).replace(path)
     feed.look()
-    anew = feed.answer(told["epoch"], told["cursor"])
-    assert anew["epoch"] != told["epoch"]
-    assert [json.loads(line)["step"] for line in anew["lines"][0]] == [60]
+    restarted = feed.answer(answer["epoch"], answer["cursor"])
+    assert restarted["epoch"] != answer["epoch"]
+    assert [json.loads(line)["step"] for line in restarted["lines"][0]] == [60]
 
 
 def test_a_waiting_page_is_answered_at_once(tmp_path: Path) -> None:
@@ -117,16 +117,16 @@ def test_watching_takes_little_memory_and_little_of_a_core(tmp_path: Path) -> No
     try:
         assert process.stdout
         url = process.stdout.readline().split(" at ")[1].split()[0]
-        told = json.loads(ask(url + "records")[1])  # once there is something, all of it has been read
-        while told["runs"][0]["total"] < 10_000:
+        answer = json.loads(ask(url + "records")[1])  # once there is something, all of it has been read
+        while answer["runs"][0]["total"] < 10_000:
             time.sleep(0.2)
-            told = json.loads(ask(url + "records")[1])
+            answer = json.loads(ask(url + "records")[1])
         began, clock = _processor_seconds(process.pid), time.monotonic()
         for _ in range(3):
             with path.open("a") as file:
                 file.write(line)
-            asked = f"{url}records?epoch={told['epoch']}&cursor={told['cursor']}"
-            told = json.loads(ask(asked)[1])
+            asked = f"{url}records?epoch={answer['epoch']}&cursor={answer['cursor']}"
+            answer = json.loads(ask(asked)[1])
             time.sleep(1)
         share = (_processor_seconds(process.pid) - began) / (time.monotonic() - clock)
         pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])

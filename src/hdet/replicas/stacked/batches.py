@@ -1,7 +1,7 @@
-"""How a batch of any form is taken apart into its tensors, divided among replicas, and put together again.
+"""How a batch of any form is flattened into its tensors, divided among replicas, and rebuilt.
 
 A pass sees tensors alone (``torch.vmap`` maps them, a CUDA graph copies them); the loss sees the batch as the
-user's loader makes it, with other tensors in the same places.
+user's loader makes it, with other tensors in it.
 """
 
 from __future__ import annotations
@@ -14,32 +14,29 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["Parts", "divide", "take_apart"]
+__all__ = ["FlatBatch", "divide", "flatten"]
 
-#: What goes to all replicas as it is.
+#: What all replicas get unchanged.
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
-class Parts(NamedTuple):
-    """A batch taken apart.
-
-    ``rebuild`` puts other tensors in their places. ``form`` is the rest, with whatever is no tensor in it: of
-    two batches of one form a recorded pass does the same.
-    """
+class FlatBatch(NamedTuple):
+    """The tensors of a batch, a function that makes the batch of other tensors, and ``form``, which holds the
+    rest: for two batches of one form a recorded pass does the same."""
 
     tensors: list[Tensor]
     rebuild: Callable[[Sequence[Tensor]], Any]
     form: Hashable
 
 
-def take_apart(batch: Any) -> Parts:
+def flatten(batch: Any) -> FlatBatch:
     """The tensors of a batch, in mappings, tuples, named tuples and lists as deep as they are."""
     if isinstance(batch, Tensor):
-        return Parts([batch], lambda tensors: tensors[0], Tensor)
+        return FlatBatch([batch], lambda tensors: tensors[0], Tensor)
     if isinstance(batch, _PLAIN):
         # 1, 1.0 and True are equal, and so are 0.0 and -0.0; a NaN equals nothing.
         exact = batch.hex() if isinstance(batch, float) else batch
-        return Parts([], lambda _: batch, (type(batch), exact))
+        return FlatBatch([], lambda _: batch, (type(batch), exact))
     if isinstance(batch, Mapping):
         keys, items = tuple(batch), [batch[key] for key in batch]
     elif isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence):
@@ -50,7 +47,7 @@ def take_apart(batch: Any) -> Parts:
             f"so that each replica gets its part, got a {type(batch).__name__}; pass a dict of its tensors "
             "(torch.as_tensor makes one of an array)"
         )
-    parts = [take_apart(item) for item in items]
+    parts = [flatten(item) for item in items]
 
     def rebuild(tensors: Sequence[Tensor]) -> Any:
         built, start = [], 0
@@ -61,7 +58,7 @@ def take_apart(batch: Any) -> Parts:
         return _like(batch, dict(zip(keys, built, strict=True)) if isinstance(batch, Mapping) else built)
 
     form = (type(batch), keys, tuple(part.form for part in parts))
-    return Parts([tensor for part in parts for tensor in part.tensors], rebuild, form)
+    return FlatBatch([tensor for part in parts for tensor in part.tensors], rebuild, form)
 
 
 def divide(tensors: Sequence[Tensor], size: int) -> list[Tensor]:

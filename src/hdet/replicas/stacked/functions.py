@@ -1,8 +1,8 @@
 """What torch's functions do where a number they are given is a tensor: one replica's value within a pass.
 
-``F.dropout`` and its kin, ``F.cross_entropy`` and attention take their probability, smoothing and scale as
-Python numbers, of which a pass has one. Within :class:`ByRow` they take a tensor of no dimensions as well,
-which ``torch.vmap`` maps like any other. What takes no number, or a plain one, is torch's own.
+The dropouts, ``F.cross_entropy`` and attention take their probability, smoothing and scale as Python numbers,
+of which a pass has one. Within :class:`ByRow` they take a tensor of no dimensions as well, which
+``torch.vmap`` maps like any other. All other calls are torch's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["ByRow"]
 
-#: Of SELU, −λα: what alpha dropout puts in the place of what it drops.
+#: Of SELU, −λα: what alpha dropout writes over what it drops.
 _ALPHA = 1.7580993408473766
 #: A share of kept values is divided by, which where nothing is kept must not be 0.
 _LEAST_KEPT = 1e-12
@@ -53,7 +53,7 @@ def _dropout(
         return plain(input, p, training, inplace)
     if not training:
         return input
-    # Not in the type of what is dropped: bfloat16 has too few numbers below 1 to tell rates apart.
+    # Not in the type of what is dropped: bfloat16 has too few numbers below 1 to distinguish rates.
     kept = torch.rand(_mask_shape(plain, input), dtype=torch.float32, device=input.device) >= p
     share = (1 - p).clamp(min=_LEAST_KEPT)
     if plain in (F.alpha_dropout, F.feature_alpha_dropout):
@@ -124,15 +124,15 @@ def _even_entropy(
     log_p = F.log_softmax(input, classes)
     if weight is not None:
         log_p = log_p * weight.view(-1, *[1] * (input.dim() - classes - 1))
-    heeded = target != ignore_index
-    each = torch.where(heeded, -log_p.mean(classes), 0)
+    counted = target != ignore_index
+    each = torch.where(counted, -log_p.mean(classes), 0)
     if reduction != "mean":
         return each.sum() if reduction == "sum" else each
     # As in the plain loss, a mean is over the weights of the right classes.
     if weight is None:
-        return each.sum() / heeded.sum()
-    right = torch.where(heeded, target, 0).long()  # bytes would be taken for a mask
-    return each.sum() / torch.where(heeded, weight[right], 0).sum()
+        return each.sum() / counted.sum()
+    right = torch.where(counted, target, 0).long()  # bytes would be taken for a mask
+    return each.sum() / torch.where(counted, weight[right], 0).sum()
 
 
 # ---------------------------------------------------------------------- attention
@@ -212,7 +212,7 @@ def _values(call: Mapping[str, Any]) -> Tensor:
     return value.view(*value.shape[:-1], call["num_heads"], -1).movedim(0, -2)
 
 
-#: What stands in for which of torch's functions.
+#: What replaces which of torch's functions.
 _INSTEAD: dict[Any, Callable[..., Any]] = {
     **{
         plain: partial(_dropout, plain)

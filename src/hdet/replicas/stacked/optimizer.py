@@ -15,25 +15,38 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hdet.replicas.stacked.base import Rows
+from hdet.replicas.base import Replicas
 
-__all__ = ["Place", "StackedOptimizer", "refuse_step", "rule_of", "stack_groups"]
+__all__ = ["StackedOptimizer", "StackedParameter", "refuse_step", "rule_of", "stack_groups"]
 
 Group = dict[str, Any]
 State = dict[str, Any]
 
 
-class Place(NamedTuple):
-    """Where a parameter of the model lies: in these columns of a matrix."""
+class StackedParameter(NamedTuple):
+    """A parameter of all replicas: these columns of a matrix."""
 
     name: str
     matrix: nn.Parameter
     columns: slice
     shape: torch.Size
 
-    def rows(self, size: int) -> Tensor:
-        """The parameter of all replicas, without a graph."""
-        return self.matrix.detach()[:, self.columns].view(size, *self.shape)
+    @property
+    def rows(self) -> Tensor:
+        """With a first dimension for the replicas, without a graph."""
+        return self.matrix.detach()[:, self.columns].view(len(self.matrix), *self.shape)
+
+
+class _Arrivals:
+    """A hook of the matrices: whether a backward pass has added to their gradients since they were shared.
+
+    It holds no replicas, which a matrix would then keep alive.
+    """
+
+    new = False
+
+    def __call__(self, matrix: Tensor) -> None:
+        self.new = True
 
 
 class StackedOptimizer(Optimizer):
@@ -41,9 +54,10 @@ class StackedOptimizer(Optimizer):
 
     Args:
         groups: as torch has them; each parameter is a matrix.
-        defaults: of the optimizer that it stands for.
+        defaults: of the optimizer that it replaces.
         rule: what one matrix does in a step.
         replicas: whose rows these are.
+        shares_gradients: whether all replicas step by the mean of their gradients.
     """
 
     def __init__(
@@ -51,12 +65,26 @@ class StackedOptimizer(Optimizer):
         groups: Sequence[Group],
         defaults: Group,
         rule: Callable[[Tensor, Tensor, State, Group], None],
-        replicas: Rows,
+        replicas: Replicas,
+        *,
+        shares_gradients: bool,
     ) -> None:
         super().__init__(groups, defaults)
         self._rule = rule
-        #: Found here by whoever is given the optimizer alone.
+        self._shares_gradients = shares_gradients
+        self._arrivals = _Arrivals()
+        #: Functions that are given the optimizer alone find the replicas by it.
         self.replicas = replicas
+        self._watch()
+
+    @property
+    def matrices(self) -> list[nn.Parameter]:
+        """The trained parameters of all replicas, a matrix or more for each group."""
+        return [matrix for group in self.param_groups for matrix in group["params"]]
+
+    def _watch(self) -> None:
+        for matrix in self.matrices:
+            matrix.register_post_accumulate_grad_hook(self._arrivals)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -65,7 +93,7 @@ class StackedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.replicas.share_gradients_()
+        self.share_gradients_()
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is not None:
@@ -73,20 +101,34 @@ class StackedOptimizer(Optimizer):
                     self._rule(matrix, gradient, self.state[matrix], group)
         return loss
 
+    def share_gradients_(self) -> None:
+        """Share what backward passes have added since the last call."""
+        if self._arrivals.new:
+            for matrix in self.matrices:
+                if matrix.grad is not None:
+                    self.share_(matrix.grad)
+            self._arrivals.new = False
+
+    @torch.no_grad()
+    def share_(self, gradient: Tensor) -> Tensor:
+        """In place, what every replica steps by: the mean of their gradients, or its own."""
+        if self._shares_gradients:
+            gradient.copy_(gradient.mean(0, keepdim=True).expand_as(gradient))
+        return gradient
+
     def add_param_group(self, param_group: Group) -> None:
-        """Refused once the replicas are stacked: a new group would have no rows."""
+        """Raise once the replicas are stacked: a new group would have no rows."""
         if hasattr(self, "replicas"):
             raise RuntimeError(
                 "StackedOptimizer.add_param_group: the groups must be those that were stacked, got one more; "
-                "call replicas.write_(), add it to a new optimizer of the model, and stack anew"
+                "call replicas.write_(), add it to a new optimizer of the model, and stack again"
             )
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict()`` of as many replicas of this model left off."""
-        matrices = [matrix for group in self.param_groups for matrix in group["params"]]
+        """Load what ``state_dict()`` of as many replicas of this model returned."""
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        for index, matrix in zip(saved, matrices, strict=False):  # torch compares the groups
+        for index, matrix in zip(saved, self.matrices, strict=False):  # torch compares the groups
             for key, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.dim() and value.shape != matrix.shape:
                     raise ValueError(
@@ -98,11 +140,17 @@ class StackedOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own keeps groups and state alone; a copy has to step as well.
-        return {**super().__getstate__(), "_rule": self._rule, "replicas": self.replicas}
+        own = ("_rule", "_shares_gradients", "_arrivals", "replicas")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_arrivals" in state:  # a copy: torch copies parameters without their hooks
+            self._watch()
 
 
 def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> NoReturn:
-    """A hook for the optimizer that was stacked: it would step a model that nobody trains."""
+    """A hook for the optimizer that was stacked: it would step the model, which is not trained any more."""
     raise RuntimeError(
         f"{type(optimizer).__name__}.step: the parameters of this optimizer were stacked, and it steps the "
         "model, not its replicas; step replicas.optimizer, and give that one to schedulers"
@@ -111,12 +159,12 @@ def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> NoReturn:
 
 def stack_groups(
     optimizer: Optimizer, names: Mapping[int, str], size: int
-) -> tuple[list[Place], list[Group], dict[Tensor, State]]:
+) -> tuple[list[StackedParameter], list[Group], dict[Tensor, State]]:
     """The optimizer's groups and state with matrices for parameters, one for each type of number.
 
-    The places of the parameters come in the order of ``names``, which are by the parameters' ``id``.
+    The stacked parameters have the order of ``names``, which are by the parameters' ``id``.
     """
-    places: list[Place] = []
+    stacked: list[StackedParameter] = []
     groups: list[Group] = []
     states: dict[Tensor, State] = {}
     decoupled = type(optimizer) is AdamW
@@ -130,23 +178,24 @@ def stack_groups(
             if state := _stacked_state(optimizer, same, size):
                 states[matrix] = state
             for p, end in zip(same, accumulate(p.numel() for p in same), strict=True):
-                places.append(Place(names[id(p)], matrix, slice(end - p.numel(), end), p.shape))
+                columns = slice(end - p.numel(), end)
+                stacked.append(StackedParameter(names[id(p)], matrix, columns, p.shape))
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         groups.append({"decoupled_weight_decay": decoupled, **settings, "params": matrices})
     order = {name: k for k, name in enumerate(names.values())}
-    return sorted(places, key=lambda place: order[place.name]), groups, states
+    return sorted(stacked, key=lambda one: order[one.name]), groups, states
 
 
 def _stacked_state(optimizer: Optimizer, parameters: Sequence[Tensor], size: int) -> State:
-    """What the optimizer remembers of some parameters, for every replica alike."""
+    """The optimizer's state of some parameters, repeated for every replica."""
     kept = [optimizer.state.get(p, {}) for p in parameters]
     if not any(kept):
         return {}
     steps = {int(state.get("step", 0)) for state in kept}
     if any(state.keys() != kept[0].keys() for state in kept) or len(steps) > 1:
         raise ValueError(
-            "StackedReplicas: optimizer must remember the same of every parameter of a group, and has "
-            "stepped some of them more often than others; stack replicas of a fresh optimizer"
+            "StackedReplicas: optimizer must have the same kind of state for all parameters of a group, and "
+            "has stepped some of them more often than others; stack replicas of a fresh optimizer"
         )
     tensors = [key for key, value in kept[0].items() if key != "step" and isinstance(value, Tensor)]
     stacked: State = {
@@ -156,7 +205,7 @@ def _stacked_state(optimizer: Optimizer, parameters: Sequence[Tensor], size: int
 
 
 def rule_of(optimizer: Optimizer) -> Callable[[Tensor, Tensor, State, Group], None]:
-    """The rule of a torch optimizer, or a TypeError that says why there is none for rows."""
+    """The rule of a torch optimizer; TypeError if there is none for rows."""
     known = {SGD: _sgd_, Adam: _adam_, AdamW: _adam_}
     rule = known.get(type(optimizer))
     if rule is None:
@@ -165,18 +214,18 @@ def rule_of(optimizer: Optimizer) -> Callable[[Tensor, Tensor, State, Group], No
             "its rule has to be known to act on each row alone; use one of these, or one process per replica"
         )
     for group in optimizer.param_groups:
-        refused = [name for name in ("amsgrad", "differentiable") if group.get(name)]
-        if refused:
+        unknown = [name for name in ("amsgrad", "differentiable") if group.get(name)]
+        if unknown:
             raise TypeError(
-                f"StackedReplicas: optimizer must not be {refused[0]}, got {refused[0]}=True: that is not "
+                f"StackedReplicas: optimizer must not be {unknown[0]}, got {unknown[0]}=True: that is not "
                 "written for rows; leave it out, or use one process per replica"
             )
         for name, value in group.items():
             held = value if isinstance(value, tuple) else (value,)
             if name != "params" and any(isinstance(item, Tensor) for item in held):
                 raise TypeError(
-                    f"StackedReplicas: {name} must be a number, got a tensor, which stands for one value per "
-                    "replica here; give a float"
+                    f"StackedReplicas: {name} must be a number, got a tensor, which would mean one value per "
+                    "replica; give a float"
                 )
     return rule
 
@@ -239,7 +288,7 @@ def _descend(matrix: Tensor, direction: Tensor, lr: Any) -> None:
 
 
 def _acts(value: float | Tensor) -> bool:
-    """Whether any replica has another value than 0. Of a tensor nothing is asked."""
+    """Whether any replica may have another value than 0. A tensor is not read."""
     return isinstance(value, Tensor) or value != 0
 
 
@@ -257,5 +306,5 @@ def _as(value: float | Tensor, matrix: Tensor) -> Any:
         return value
     # At least float32, as torch's own kernels have it: to bfloat16 a decay of 0.1 % or a β of 0.999 is none.
     dtype = torch.promote_types(matrix.dtype, torch.float32)
-    # The few numbers are staged at once, so nobody waits for the device, nor may they change under the copy.
+    # So few numbers are staged at once: the host does not wait, and later changes do not reach the copy.
     return value.to(matrix.device, dtype, non_blocking=True)

@@ -74,9 +74,9 @@ function swatch(run) {
 }
 
 function verdictOf(run, several) {
-  const said = make("p", { className: "verdict", text: sentence(run.facts) });
+  const verdict = make("p", { className: "verdict", text: sentence(run.facts) });
   const name = make("h2", { className: "run-name" }, ...(several ? [swatch(run)] : []), run.name);
-  return make("section", { className: "run-verdict" }, name, said, ...noticesOf(run));
+  return make("section", { className: "run-verdict" }, name, verdict, ...noticesOf(run));
 }
 
 function noticesOf(run) {
@@ -94,7 +94,7 @@ function tilesOf(run) {
   const { facts } = run;
   const levels = alertsOf(run).filter((alert) => alert.level !== "info").length;
   const tiles = [
-    ["learning rate found", saidRates(facts) || "–"],
+    ["learning rate found", ratesText(facts) || "–"],
     ["loss, first → last", `${number(facts.firstLoss)} → ${number(facts.lastLoss)}`],
     ["steps", facts.totalSteps === null ? count(facts.steps) : `${count(facts.steps)} of ${count(facts.totalSteps)}`],
     ["rollbacks", facts.rollbacks ? `${facts.rollbacks}, ${facts.recovered} recovered` : "none"],
@@ -117,7 +117,7 @@ function rowOfRun(run) {
   const { facts } = run;
   const label = make("label", { className: "run-label" }, box, swatch(run), run.name);
   const cells = [
-    saidRates(facts) || "–",
+    ratesText(facts) || "–",
     number(facts.firstLoss),
     number(facts.lastLoss),
     `${number(facts.bestLoss)}${facts.bestStep === null ? "" : ` @ ${count(facts.bestStep)}`}`,
@@ -132,7 +132,7 @@ function rowOfRun(run) {
 
 function drawCharts(shown) {
   const scene = new Scene(shown, state.focus, theme());
-  const wanted = shown.length ? CHARTS.map(([where, title, chart, said]) => [where, title, chart(scene), said]) : [];
+  const wanted = shown.length ? CHARTS.map(([where, title, chart, caption]) => [where, title, chart(scene), caption]) : [];
   const own = shown.length ? hyperparameterCharts(scene) : [];
   const range = "The value that all share; the band is where replicas lay.";
   const charts = [...wanted, ...own.map(([name, chart]) => ["hyperparameters", spoken(name), chart, range])];
@@ -146,28 +146,28 @@ function drawCharts(shown) {
     }
   // A chart takes the width that it finds, and what is hidden has none.
   for (const where of ["search", "hyperparameters", "replicas", "time"])
-    byId(where).hidden = !present.some(([place]) => place === where);
-  for (const [where, title, , said] of present) cardFor(where, title, said);
-  for (const [where, title, chart, said] of present) cardFor(where, title, said).show(chart);
+    byId(where).hidden = !present.some(([section]) => section === where);
+  for (const [where, title, , caption] of present) cardFor(where, title, caption);
+  for (const [where, title, chart, caption] of present) cardFor(where, title, caption).show(chart);
 }
 
-function cardFor(where, title, said) {
+function cardFor(where, title, caption) {
   const key = `${where} ${title}`;
-  if (!state.drawn.has(key)) state.drawn.set(key, new Card(where, title, said));
+  if (!state.drawn.has(key)) state.drawn.set(key, new Card(where, title, caption));
   return state.drawn.get(key);
 }
 
-/** A chart with its title, what it says, and its PNG, SVG and CSV. */
+/** A chart with its title, its caption, and its PNG, SVG and CSV. */
 class Card {
-  constructor(where, title, said) {
+  constructor(where, title, caption) {
     this.title = title;
     this.plot = make("div", { className: "plot" });
     const buttons = ["PNG", "SVG", "CSV"].map((kind) => this.button(kind));
     const head = make("header", {}, make("h3", { text: capital(title) }));
     head.append(make("span", { className: "buttons" }, ...buttons));
     this.legend = make("div", { className: "legend" });
-    const caption = make("figcaption", { text: said });
-    this.element = make("figure", { className: "card" }, head, this.legend, this.plot, caption);
+    const below = make("figcaption", { text: caption });
+    this.element = make("figure", { className: "card" }, head, this.legend, this.plot, below);
     this.element.dataset.chart = title;
     byId(`${where}-charts`).append(this.element);
   }

@@ -86,27 +86,27 @@ function takeLosses(facts, line, open) {
 
 function sentence(facts) {
   if (!facts.steps) return "Nothing has been measured yet.";
-  const parts = [saidFound(facts), saidLoss(facts), saidRollbacks(facts), saidEnd(facts)];
+  const parts = [foundText(facts), lossText(facts), rollbacksText(facts), endText(facts)];
   if (Number.isFinite(facts.cost)) parts.push(`syncs took ${share(facts.cost)} of the time`);
   const text = parts.filter(Boolean).join("; ");
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
-function saidRates(facts) {
+function ratesText(facts) {
   const rates = facts.rates.filter(Number.isFinite);
   if (!rates.length) return "";
   const [low, high] = [number(Math.min(...rates), 2), number(Math.max(...rates), 2)];
   return low === high ? low : `${low} to ${high}`;
 }
 
-function saidFound(facts) {
+function foundText(facts) {
   const named = [...facts.others].map(([name, value]) => `${name.replace(/_/g, " ")} ${number(value, 2)}`);
-  const rates = saidRates(facts);
+  const rates = ratesText(facts);
   if (rates) named.unshift(rates.includes(" to ") ? `learning rates of ${rates}` : `a learning rate of ${rates}`);
   return named.length ? `found ${named.join(", ")}` : "";
 }
 
-function saidLoss(facts) {
+function lossText(facts) {
   if (!Number.isFinite(facts.lastLoss)) return "no loss was finite";
   const text = `the loss went from ${number(facts.firstLoss)} to ${number(facts.lastLoss)}`;
   const kept = facts.kept || {};
@@ -119,14 +119,14 @@ function saidLoss(facts) {
   return text;
 }
 
-function saidRollbacks(facts) {
+function rollbacksText(facts) {
   if (!facts.rollbacks) return "no rollback";
   const all = { 1: "recovered", 2: "both recovered" }[facts.rollbacks] || "all recovered";
   const some = `${count(facts.recovered)} recovered`;
   return `${plural(facts.rollbacks, "rollback")}, ${facts.recovered === facts.rollbacks ? all : some}`;
 }
 
-function saidEnd(facts) {
+function endText(facts) {
   const of = facts.totalSteps === null ? "" : ` of ${count(facts.totalSteps)}`;
   if (!facts.ended) return `last seen at step ${count(facts.steps)}${of}`;
   const early = facts.totalSteps === null || facts.steps < facts.totalSteps;

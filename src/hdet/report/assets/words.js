@@ -65,11 +65,11 @@ function decision(seen, before, after) {
 }
 
 function held(seen) {
-  const said = {
+  const texts = {
     "the schedule comes down": "The schedule decays; the search is over.",
     "not significant": "The rate stays: what was seen is within the probe's noise.",
     "no progress": "The rate stays: the averaged path made no progress.",
     "": "The rate stays.",
   };
-  return said[seen.why || ""] || `The rate stays: ${seen.why}.`;
+  return texts[seen.why || ""] || `The rate stays: ${seen.why}.`;
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from hdet.replicas.stacked.batches import divide, take_apart
+from hdet.replicas.stacked.batches import divide, flatten
 from tests.stacks import loss_fn, mlp, stack
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -88,19 +88,19 @@ def test_the_loss_sees_the_batch_as_the_loader_makes_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(BATCHES))
 def test_taken_apart_and_rebuilt_a_batch_is_the_same(name: str) -> None:
-    tensors, rebuild, form = take_apart(BATCHES[name])
+    tensors, rebuild, form = flatten(BATCHES[name])
     again = rebuild(tensors)
     assert kinds(again) == kinds(BATCHES[name])
     for a, b in zip(leaves(again), leaves(BATCHES[name]), strict=True):
         assert a is b or a == b
-    assert hash(form) == hash(take_apart(again).form)
-    assert form == take_apart(again).form
+    assert hash(form) == hash(flatten(again).form)
+    assert form == flatten(again).form
 
 
 def test_batches_of_one_form_differ_in_their_tensors_alone() -> None:
-    nan = take_apart({"p": math.nan}).form
-    assert take_apart((X, 1)).form == take_apart((X + 1, 1)).form
-    assert nan == take_apart({"p": float("nan")}).form
+    nan = flatten({"p": math.nan}).form
+    assert flatten((X, 1)).form == flatten((X + 1, 1)).form
+    assert nan == flatten({"p": float("nan")}).form
     different = [
         *((X, value) for value in (1, 2, 1.0, True, "1", b"1", None, 0.0, -0.0, torch.float16)),
         [X, 1],
@@ -114,7 +114,7 @@ def test_batches_of_one_form_differ_in_their_tensors_alone() -> None:
         (X, "a" * 5000 + "b"),
         (X, "a" * 5000 + "c"),
     ]
-    assert len({take_apart(batch).form for batch in different}) == len(different)
+    assert len({flatten(batch).form for batch in different}) == len(different)
 
 
 @dataclass

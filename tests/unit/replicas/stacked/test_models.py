@@ -98,7 +98,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "frozen": (lambda m: m[0].requires_grad_(False), r"0\.weight has requires_grad=False, not True"),
     "a layer of another shape": (
         lambda m: m.__setitem__(2, nn.Linear(4, 2)),
-        r"2\.weight has the shape \(2, 4\)",
+        r"2\.weight has shape=\(2, 4\)",
     ),
     "a layer of the same shape": (
         lambda m: m.__setitem__(2, nn.Linear(4, 1)),
@@ -120,10 +120,10 @@ def test_a_changed_model_is_refused(change: str, captured: bool) -> None:
     replicas = stack(model)
     compute = replicas.capture(loss_fn) if captured else lambda x: replicas.losses(loss_fn, x)
     compute(x)
-    act, says = CHANGES[change]
+    act, words = CHANGES[change]
     act(model)
     with pytest.raises(
-        RuntimeError, match=f"StackedReplicas.losses: .*as it was stacked, and {says}.*stack anew"
+        RuntimeError, match=f"StackedReplicas.losses: .*as it was stacked, and {words}.*stack again"
     ):
         compute(x)
 
@@ -158,7 +158,7 @@ def test_replicas_are_not_written_into_another_model() -> None:
     before = model[0].weight.detach().clone()
     with torch.no_grad():
         replicas.slices(0)[0].add_(1)
-    with pytest.raises(RuntimeError, match=r"write_: .*3\.weight has the shape \(7, 5\), not \(1, 5\)"):
+    with pytest.raises(RuntimeError, match=r"write_: .*3\.weight has shape=\(7, 5\), not \(1, 5\)"):
         replicas.write_()
     assert torch.equal(model[0].weight, before), "nothing was written"
 
@@ -198,9 +198,9 @@ def test_a_new_buffer_would_be_lost_and_is_not_left_in_the_model(kind: str, fail
         out = model(x).sum()
         return out * out.item() if fails else out
 
-    says = "reads a value" if fails else r"buffers in place, got a new tensor in seen.*self\.seen\.copy_"
+    words = "reads a value" if fails else r"buffers in place, got a new tensor in seen.*self\.seen\.copy_"
     for _ in range(2):
-        with pytest.raises(TypeError, match=says):
+        with pytest.raises(TypeError, match=words):
             replicas.losses(fn, x)
     assert model._buffers.keys() == before.keys()
     assert all(model._buffers[name] is buffer for name, buffer in before.items())

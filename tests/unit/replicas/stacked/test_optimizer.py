@@ -108,7 +108,7 @@ def test_an_optimizer_that_could_not_be_stacked_still_steps() -> None:
 
 def test_no_group_is_added_to_stacked_ones() -> None:
     replicas = stack(mlp())
-    with pytest.raises(RuntimeError, match=r"add_param_group: the groups must be those .*stack anew"):
+    with pytest.raises(RuntimeError, match=r"add_param_group: the groups must be those .*stack again"):
         replicas.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(4, 1))]})
     assert len(replicas.optimizer.param_groups) == 1
 

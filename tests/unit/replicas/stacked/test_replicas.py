@@ -366,17 +366,20 @@ def test_poison_in_one_row_stays_out_of_the_mean(what: str) -> None:
         if step == 2:
             with torch.no_grad():
                 if what in ("weights", "explosion"):
-                    replicas.matrices[0][1].fill_(math.nan if what == "weights" else 1e12)
+                    replicas.optimizer.matrices[0][1].fill_(math.nan if what == "weights" else 1e12)
                 elif what == "buffers":
                     replicas._buffers["1.running_var"][1].fill_(math.inf)
                 else:
-                    replicas.optimizer.state[replicas.matrices[0]]["exp_avg_sq"][1].fill_(math.inf)
+                    replicas.optimizer.state[replicas.optimizer.matrices[0]]["exp_avg_sq"][1].fill_(math.inf)
             sane = rows_of(replicas)[[0, 2, 3]].mean(0)
         records.append(ensemble.step(losses))
         if step == 2:
             torch.testing.assert_close(rows_of(replicas), sane.expand(4, -1), rtol=1e-5, atol=1e-6)
     assert any("replica 1 left out of the mean: " in event for event in records[2].events)
-    held = [*replicas.state_dict().values(), *replicas.optimizer.state[replicas.matrices[0]].values()]
+    held = [
+        *replicas.state_dict().values(),
+        *replicas.optimizer.state[replicas.optimizer.matrices[0]].values(),
+    ]
     assert all(torch.isfinite(torch.as_tensor(value)).all() for value in held)
 
 

@@ -178,7 +178,7 @@ def test_each_replica_s_own_norm_over_all_groups_is_clipped(gradients: Any) -> N
     )
     before = rows_of(replicas)
     replicas.backward(replicas.losses(classify, batches(1, SIZE * SAMPLES)[0]))
-    norms = torch.cat([m.grad for m in replicas.matrices if m.grad is not None], 1).norm(dim=1)
+    norms = torch.cat([m.grad for m in replicas.optimizer.matrices if m.grad is not None], 1).norm(dim=1)
     replicas.optimizer.step()
     limits = torch.tensor(values_of(ensemble))
     assert (norms > limits).any()
@@ -222,7 +222,7 @@ def test_without_dropout_rows_train_bit_for_bit_as_without_the_layer() -> None:
         model = Classifier(1.0, rate=0.0)
         replicas = hdet.StackedReplicas(model, SGD(groups(model), lr=0.3), SIZE, gradients="none")
         if explored:
-            replicas.stand_in(model.drop, "p")
+            replicas.values_of(model.drop, "p")
         for x in batches(6, SIZE * SAMPLES):
             step(replicas, classify, x)
         return rows_of(replicas)
@@ -236,7 +236,7 @@ def test_rows_at_one_rate_have_the_loss_of_a_model_at_that_rate() -> None:
     model = Classifier(1.0, rate=0.4)
     x = batches(1, SAMPLES)[0]
     replicas = hdet.StackedReplicas(model, SGD(groups(model), lr=0.3), SIZE, gradients="none")
-    replicas.stand_in(model.drop, "p").part_(torch.tensor([0.0, 0.2, 0.4, 0.6]))
+    replicas.values_of(model.drop, "p").set_(torch.tensor([0.0, 0.2, 0.4, 0.6]))
     with torch.no_grad():
         rows = torch.stack([replicas.losses(classify, x.repeat(SIZE, 1)) for _ in range(400)])
         for r, p in enumerate((0.0, 0.2, 0.4, 0.6)):
@@ -280,11 +280,11 @@ def test_a_transformer_drops_in_its_attention_too() -> None:
 # ---------------------------------------------------------------------- where the base stands
 
 
-def stand_in_of(value: float = 0.5) -> tuple[Any, hdet.StackedReplicas, Any]:
+def values_of_scale(value: float = 0.5) -> tuple[Any, hdet.StackedReplicas, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 1), Attention(value))
     replicas = hdet.StackedReplicas(model, SGD(model.parameters(), lr=0.1), 2, gradients="none")
-    return model, replicas, replicas.stand_in(model[1], "scale")
+    return model, replicas, replicas.values_of(model[1], "scale")
 
 
 def scale_of(model: Any, x: Tensor) -> Tensor:
@@ -295,20 +295,20 @@ X = torch.zeros(2, 3)
 
 
 def test_a_number_that_is_written_outside_is_followed() -> None:
-    model, replicas, stand_in = stand_in_of()
+    model, replicas, values = values_of_scale()
     assert replicas.losses(scale_of, X).tolist() == [0.5, 0.5]
     model[1].scale = 0.25
     assert replicas.losses(scale_of, X).tolist() == [0.25, 0.25]
-    stand_in.part_(torch.tensor([1.0, 2.0]))
+    values.set_(torch.tensor([1.0, 2.0]))
     model[1].scale = 0.125
     assert replicas.losses(scale_of, X).tolist() == [1.0, 2.0], "each has its own"
-    stand_in.follow_()
+    values.reset_()
     assert replicas.losses(scale_of, X).tolist() == [0.125, 0.125]
 
 
 def test_a_pass_that_raises_leaves_the_number_there() -> None:
-    model, replicas, stand_in = stand_in_of()
-    stand_in.part_(torch.tensor([1.0, 2.0]))
+    model, replicas, values = values_of_scale()
+    values.set_(torch.tensor([1.0, 2.0]))
 
     def fails(model: Any, x: Tensor) -> Tensor:
         assert isinstance(model[1].scale, Tensor)
@@ -321,8 +321,8 @@ def test_a_pass_that_raises_leaves_the_number_there() -> None:
 
 def test_the_values_stay_where_they_are_in_memory() -> None:
     """So a recorded pass reads what was written since, also for another ensemble."""
-    model, replicas, stand_in = stand_in_of()
-    where, modes = stand_in.rows.data_ptr(), replicas.modes
+    model, replicas, values = values_of_scale()
+    where, modes = values.rows.data_ptr(), replicas.modes
     for _ in range(2):
         ensemble = hdet.Ensemble(
             replicas.optimizer, [hdet.Temperature(model)], gradients="none", sync_every=1
@@ -332,22 +332,22 @@ def test_the_values_stay_where_they_are_in_memory() -> None:
             assert replicas.losses(scale_of, X).tolist() == pytest.approx(values_of(ensemble))
         ensemble.detach()
         assert replicas.losses(scale_of, X).tolist() == [0.5, 0.5]
-    assert replicas.stand_in(model[1], "scale") is stand_in
-    assert (stand_in.rows.data_ptr(), replicas.modes) == (where, modes)
-    replicas.stand_in(Attention(1.0), "scale")
+    assert replicas.values_of(model[1], "scale") is values
+    assert (values.rows.data_ptr(), replicas.modes) == (where, modes)
+    replicas.values_of(Attention(1.0), "scale")
     assert replicas.modes != modes, "a pass with one more is another recording"
 
 
 def test_a_copy_is_free_of_what_moves_the_original() -> None:
-    _, replicas, stand_in = stand_in_of()
-    stand_in.part_(torch.tensor([1.0, 2.0]))
+    _, replicas, values = values_of_scale()
+    values.set_(torch.tensor([1.0, 2.0]))
     twin = copy.deepcopy(replicas)
     assert twin.losses(scale_of, X).tolist() == [0.5, 0.5]
     assert replicas.losses(scale_of, X).tolist() == [1.0, 2.0]
 
 
 def test_a_base_that_somebody_writes_within_a_round_is_the_next_round_s() -> None:
-    model, replicas, _ = stand_in_of()
+    model, replicas, _ = values_of_scale()
     ensemble = hdet.Ensemble(replicas.optimizer, [hdet.Temperature(model)], gradients="none", sync_every=2)
     for k in range(2):
         if k == 1:

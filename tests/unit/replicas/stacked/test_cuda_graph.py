@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hdet
-from hdet.replicas.stacked import captured
-from hdet.replicas.stacked.batches import take_apart
+from hdet.replicas.stacked import cuda_graph
+from hdet.replicas.stacked.batches import flatten
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
@@ -74,7 +74,7 @@ def test_gradients_are_added_to_those_there(device: str) -> None:
     compute(other)
     for batch in (one, other):
         once.backward(once.losses(loss_fn, batch))
-    for a, b in zip(once.matrices, twice.matrices, strict=True):
+    for a, b in zip(once.optimizer.matrices, twice.optimizer.matrices, strict=True):
         torch.testing.assert_close(b.grad, a.grad)
 
 
@@ -97,12 +97,12 @@ def test_a_replay_reads_the_rates_that_were_written_since(device: str) -> None:
     (batch,) = batches(device, 1)
     compute(batch)  # recorded before anybody explores
     dropout = replicas._model.dropout
-    stand_in = replicas.stand_in(dropout, "p")
+    values = replicas.values_of(dropout, "p")
     differing = []
     for rates in ([0.0, 0.5, 0.0, 0.5], [0.5, 0.0, 0.0, 0.0]):
-        stand_in.part_(torch.tensor(rates))
+        values.set_(torch.tensor(rates))
         differing.append((compute(batch) != compute(batch)).tolist())
-    stand_in.follow_()
+    values.reset_()
     differing.append((compute(batch) != compute(batch)).tolist())
     dropout.p = 0.0
     differing.append((compute(batch) != compute(batch)).tolist())
@@ -112,7 +112,7 @@ def test_a_replay_reads_the_rates_that_were_written_since(device: str) -> None:
         [True] * 4,
         [False] * 4,
     ]
-    recorded = len(compute._recorded)
+    recorded = len(compute._recorded) if isinstance(compute, cuda_graph.CapturedPass) else 0
     assert recorded == (0 if device == "cpu" else 2), "one before there were rates, one since"
 
 
@@ -147,7 +147,7 @@ def test_a_group_that_the_loss_does_not_reach_stays(device: str) -> None:
 
 def test_what_the_host_decides_by_is_a_recording_of_its_own() -> None:
     def key(batch: Any, *modes: bool) -> Any:
-        return captured._key(take_apart(batch), modes)
+        return cuda_graph._key(flatten(batch), modes)
 
     x = torch.zeros(8, 3)
     base = key({"x": x, "p": 0.5}, True)
@@ -173,19 +173,19 @@ def test_what_the_host_decides_by_is_a_recording_of_its_own() -> None:
 
 def test_the_oldest_recording_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    compute = replicas_on("cpu").capture(loss_fn)
-    monkeypatch.setattr(compute, "_record", lambda parts: (made.append(len(parts.tensors[0])), parts)[1])
+    compute: Any = cuda_graph.CapturedPass(pytest.fail, pytest.fail, [], [])
+    monkeypatch.setattr(compute, "_record", lambda flat: (made.append(len(flat.tensors[0])), flat)[1])
     for rows in (*range(4, 80, 4), 76, 4):
-        compute._recording(take_apart({"x": torch.zeros(rows, 6)}))
+        compute._recording(flatten({"x": torch.zeros(rows, 6)}), ())
     assert made == [*range(4, 80, 4), 4], "the latest is at hand, the first is not"
-    assert len(compute._recorded) == captured._KEPT
+    assert len(compute._recorded) == cuda_graph._KEPT
 
 
 @NEEDS_GPU
 def test_many_shapes_in_any_order_and_autocast() -> None:
     """Recordings lie in one pool of memory: whichever is replayed, none has the numbers of another."""
     plain, recorded = replicas_on("cuda", gradients="none"), replicas_on("cuda", gradients="none")
-    compute = recorded.capture(loss_fn)
+    compute: Any = recorded.capture(loss_fn)
     order = [*range(8, 160, 8), *range(152, 0, -8), *range(8, 160, 40)]
     for step, rows in enumerate(order):
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=step % 3 == 0):
@@ -193,8 +193,8 @@ def test_many_shapes_in_any_order_and_autocast() -> None:
                 losses = plain.losses(loss_fn, batch)
                 plain.backward(losses)
                 torch.testing.assert_close(compute(batch), losses.detach(), rtol=1e-4, atol=1e-5)
-        for ours, theirs in zip(recorded.matrices, plain.matrices, strict=True):
+        for ours, theirs in zip(recorded.optimizer.matrices, plain.optimizer.matrices, strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
         for replicas in (plain, recorded):
             replicas.optimizer.zero_grad()
-    assert len(compute._recorded) == captured._KEPT
+    assert len(compute._recorded) == cuda_graph._KEPT

@@ -1,4 +1,4 @@
-"""What cannot be a slice of one pass is refused before or when it happens, with the reason and the mend."""
+"""What cannot be a slice of one pass raises before or when it happens, with the reason and the fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrapped() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason", "mend"),
+    ("make", "reason", "fix"),
     [
         (lambda: nn.LSTM(3, 2), "is a LSTM, for which torch.vmap has no rule", "one process per replica"),
         (lambda: nn.Sequential(nn.GRU(3, 2)), "0 is a GRU", "nn.Linear"),
@@ -36,8 +36,8 @@ def wrapped() -> nn.Module:
         (lambda: nn.Linear(3, 2, dtype=torch.complex64), "weight is torch.complex64", "view_as_real"),
     ],
 )
-def test_models_that_cannot_be_slices(make: Callable[[], nn.Module], reason: str, mend: str) -> None:
-    with pytest.raises(TypeError, match=f"StackedReplicas: .*{reason}.*{mend}"):
+def test_models_that_cannot_be_slices(make: Callable[[], nn.Module], reason: str, fix: str) -> None:
+    with pytest.raises(TypeError, match=f"StackedReplicas: .*{reason}.*{fix}"):
         stack(make())
 
 
@@ -65,15 +65,15 @@ HOOKS: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.mark.parametrize("kind", list(HOOKS))
 def test_hooks_on_gradients_that_nobody_would_call(kind: str) -> None:
-    says = rf"must be forward hooks, and 0{' .Linear.' if 'module' in kind else '.weight'} has .*; remove it"
+    words = rf"must be forward hooks, and 0{' .Linear.' if 'module' in kind else '.weight'} has .*; remove it"
     model = mlp()
     hook = HOOKS[kind](model)
-    with pytest.raises(TypeError, match=f"StackedReplicas: .*{says}"):
+    with pytest.raises(TypeError, match=f"StackedReplicas: .*{words}"):
         stack(model)
     hook.remove()
     replicas, x = stack(model), batches(1)[0]
     hook = HOOKS[kind](model)
-    with pytest.raises(TypeError, match=f"StackedReplicas.losses: .*{says}"):
+    with pytest.raises(TypeError, match=f"StackedReplicas.losses: .*{words}"):
         replicas.losses(loss_fn, x)
     hook.remove()
     seen: list[int] = []
@@ -169,7 +169,7 @@ def test_a_gradient_penalty_by_torch_func_is_each_replica_s_own() -> None:
 
 
 def test_what_is_recomputed_in_the_backward_pass() -> None:
-    """In torch 2.6 the forward pass, in later ones the backward pass says so."""
+    """In torch 2.6 the forward pass, in later ones the backward pass words so."""
     replicas = stack(mlp())
     # torch 2.6 and 2.11 refuse it in the forward pass already.
     words = r"StackedReplicas\.(losses|backward): .*activation checkpointing.*one process per replica"
