@@ -53,9 +53,9 @@ class Event:
     record: SyncRecord | None = None
 
 
-def events_of(record: SyncRecord, decided: Decided, odd: Sequence[str]) -> list[Event]:
+def events_of(record: SyncRecord, decided: Decided, lost: Sequence[str]) -> list[Event]:
     """What a sync has brought, in the order in which it happened."""
-    events = [Event("lost", record.step, sentence, record) for sentence in odd]
+    events = [Event("lost", record.step, sentence, record) for sentence in lost]
     moved = [one for one in record.hyperparameters if one.base_after != one.base_before]
     if decided.best:
         loss = record.horizon[0].loss_mean if record.horizon else record.held_out_mean

@@ -181,7 +181,7 @@ class Agreement:
         return [float(_PURPOSES.index(purpose)), float(steps), float(round), float(fingerprint), weights]
 
     def judge(self, rows: Sequence[Sequence[float]]) -> tuple[str, ...]:
-        """What is odd in the rows of all ranks, once. Raises on all where they must not go on."""
+        """What to log of the rows of all ranks, once. Raises on all where they must not go on."""
         if any(row[:3] != rows[0][:3] for row in rows):
             seen = "; ".join(
                 f"rank {r} is at the {_PURPOSES[int(row[0])]} after step {int(row[1])} (round {int(row[2])})"
@@ -239,7 +239,7 @@ class Agreement:
         self._first: Tensor | None = None
         self._checked = False
 
-    def look(self) -> None:
+    def keep_first_weights(self) -> None:
         """A round begins: keep a few weights of the first one. No collective, no wait for the device."""
         if self._several and self._first is None:
             self._first = _sample(self._optimizer)
@@ -252,7 +252,7 @@ class Agreement:
         on every rank, raises RuntimeError on all ranks."""
         if self._checked or not self._several or self._own_gradients:
             return False
-        self.look()
+        self.keep_first_weights()
         assert self._first is not None
         distance = _distance(self._replicas, self._first)
         self._checked = True
@@ -267,7 +267,7 @@ class Agreement:
         return distance > 0
 
     def warning(self) -> str:
-        """What is odd about the weights before training. A collective where gradients are not shared."""
+        """A warning about the first weights, or nothing. A collective where gradients are not shared."""
         if not self._own_gradients or not self._several:
             return ""
         distance = _distance(self._replicas, _sample(self._optimizer))

@@ -99,7 +99,11 @@ class Comparison(Policy):
         return [self.own_loss]
 
     def at_mean(self) -> Sequence[float | Tensor]:
-        return () if self._probe is None else [self._held_out_loss(self._probe)]
+        if self._probe is None:
+            return ()
+        loss = self._held_out_loss(self._probe)
+        self._batches = []  # not kept until the next sync: they may lie on the device
+        return [loss]
 
     def _held_out_loss(self, probe: Probe) -> float | Tensor:
         replicas = self._context.replicas

@@ -87,7 +87,7 @@ class Converge:
         self._gauge = None
 
     def __call__(self, lost: Sequence[int] = ()) -> tuple[Measured, tuple[str, ...]]:
-        """Average; how far this replica was from the mean, and what was odd. Every rank must call it.
+        """Average; how far this replica was from the mean, and what to log. Every rank must call it.
 
         ``lost``: replicas that have no part in the mean, and take the others'.
         """

@@ -114,15 +114,15 @@ class Cycle:
         #: Those that look at the weights between syncs.
         self._following = [policy for policy in policies if policy.follows_weights]
         #: Whether replicas diverge or somebody looks at the weights; else it is the plain schedule.
-        self._looked_at = self._diverges or bool(self._following)
+        self._active = self._diverges or bool(self._following)
         self._hooks = StepHooks(
             caller,
             self._announcer,
             optimizer,
             self._fan_out,
-            self._before_step if self._looked_at else None,
+            self._before_step if self._active else None,
             weakref.WeakMethod(self.detach),
-            reads_flags=self._looked_at and not self._own_gradients,
+            reads_flags=self._active and not self._own_gradients,
         )
         #: How many steps ago those were that this call of ``step`` has taken back.
         self.taken_back: list[int] = []
@@ -137,7 +137,7 @@ class Cycle:
         self._announcer.log(logging.INFO, self._introduction())
         #: Whether the last step is logged; who says more of it does so itself.
         self.says_end = True
-        if self._looked_at:
+        if self._active:
             self.schedule.note()
         #: As the run was set up: they may have become wider or narrower since.
         self._spreads = [axis.spread for axis in self._fan_out.axes]
@@ -275,7 +275,7 @@ class Cycle:
         """The optimizer is about to take the first step of a round; whether to call this before the next."""
         self.replicas.before_first_step(self._caller)
         self._warn_if_overwritten(self.steps + 1)
-        self._agreement.look()
+        self._agreement.keep_first_weights()
         if self._diverges and not self._converge.begun:
             self._converge.begin()  # the round's displacement is counted from here
         for policy in self._following:
@@ -291,7 +291,7 @@ class Cycle:
         """
         self.taken_back = []
         hooks = self._hooks
-        if self._looked_at and hooks.irregular:
+        if self._active and hooks.irregular:
             hooks.check(strict=bool(self._following))
         if loss is None and self._needs_loss:
             raise ValueError(
@@ -301,19 +301,19 @@ class Cycle:
         if loss is not None and (hooks.stepped or not self._training_loss.has_taken(loss)):
             self._training_loss.add(loss)
         # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
-        if not hooks.stepped and self._looked_at:
+        if not hooks.stepped and self._active:
             hooks.notice_no_step(counts=self._own_gradients)
             if not self._own_gradients:
                 return None
         if self.steps == self.total_steps:
-            self._stay_at_the_end()
+            self._warn_beyond_end()
             return None
         hooks.count()
         self.steps += 1
         self._since_sync += 1
         for policy in self._following:
             if policy.after_step():
-                self._look_ahead()
+                self._plan_next_sync()
         record = None
         ends = self.steps >= self._sync_at or self.steps == self.total_steps
         try:
@@ -323,12 +323,12 @@ class Cycle:
         except BaseException:
             for policy in self._policies:
                 policy.missed(self.steps)
-            self._look_ahead()
+            self._plan_next_sync()
             raise
         finally:  # a probe that raised is the user's to handle; the schedule is not to fall behind
             self.schedule.advance()
             # Whether somebody else writes there is looked at in a round's first and last step.
-            if self._looked_at and (ends or self.steps + 1 >= self._sync_at):
+            if self._active and (ends or self.steps + 1 >= self._sync_at):
                 self.schedule.note()
         if ends and self.steps == self.total_steps:
             self._end(record)
@@ -367,7 +367,7 @@ class Cycle:
             self._announcer.log(logging.INFO, message)
         self._announcer.events.append(Event("end", self.steps, message, record))
 
-    def _stay_at_the_end(self) -> None:
+    def _warn_beyond_end(self) -> None:
         """The run is over, and somebody trains on: to raise would be to lose a run in its last step."""
         self._hooks.forget()
         self._since_sync += self._own_gradients
@@ -388,10 +388,10 @@ class Cycle:
         ended = self.steps == self.total_steps
         learning = [policy for policy in self._policies if policy.learns and not ended]
         self._fan_out.assign(self._round, [axis for policy in learning for axis in policy.axes])
-        self._hooks.round_begins = self._looked_at
-        self._look_ahead()
+        self._hooks.round_begins = self._active
+        self._plan_next_sync()
 
-    def _look_ahead(self) -> None:
+    def _plan_next_sync(self) -> None:
         """The next sync: at the first window that ends, and where replicas diverge at the last step."""
         ends = [policy.window_end for policy in self._policies if policy.window_end is not None]
         if self._diverges and self.total_steps is not None:
@@ -411,10 +411,10 @@ class Cycle:
             if self._diverges:  # the weights are the same everywhere, buffers were each rank's own
                 self._converge()
             self._converge.forget()
-        self.schedule.look()
+        self.schedule.notice_moves()
         for kind, warning in warnings.items():
             self._announcer.warn_once(warning, kind)
-        events = [*gathered.odd, *decided.events]
+        events = [*gathered.events, *decided.events]
         record = SyncRecord(
             step=self.steps,
             round=self._round,
@@ -434,7 +434,7 @@ class Cycle:
         self._training_loss.reset()
         self._announcer.publish(record, events, self._fan_out.learning_rates)
         self._records.append(record)
-        self._announcer.events += events_of(record, decided, gathered.odd)
+        self._announcer.events += events_of(record, decided, gathered.events)
         return record
 
     def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
@@ -465,9 +465,9 @@ class Cycle:
         For an evaluation or a checkpoint within a round. The round goes on: losses, multipliers
         and the time of the next sync stay as they are.
         """
-        odd = self._meeting.converge(self.steps, self._round, self._training_loss)
+        events = self._meeting.converge(self.steps, self._round, self._training_loss)
         self._since_sync = 0
-        for event in odd:
+        for event in events:
             self._announcer.log(logging.WARNING, event)
 
     @contextmanager
@@ -484,7 +484,7 @@ class Cycle:
         self.total_steps = step
         for policy in self._policies:
             policy.end_at(step)
-        self._look_ahead()
+        self._plan_next_sync()
 
     def end_search(self, *, meet: bool = True) -> None:
         """Nothing moves any more; replicas that diverge come together now, or else at the last step."""
@@ -611,14 +611,14 @@ class Cycle:
         self._fan_out.restore()
         for axis, of_axis in zip(self._fan_out.axes, saved["explored"], strict=True):
             axis.load_state_dict(of_axis)
-        self.schedule.look()
+        self.schedule.notice_moves()
         for policy, of_policy in self._of_policies(saved):
             policy.start(self.steps)
             if of_policy is not None:
                 policy.load_state_dict(of_policy)
         self._training_loss.load_state_dict(saved["loss"], self.replicas.world_rank, self.replicas.world_size)
         self._hooks.forget()  # a step taken before is another run's
-        self._begin_again(saved["skipped"], saved["waits"])
+        self._reset_round(saved["skipped"], saved["waits"])
         self._announcer.resumed(self.steps)
 
     def resume_at(self, step: int) -> None:
@@ -628,9 +628,9 @@ class Cycle:
         for policy in self._policies:
             policy.start(step)
         self._training_loss.reset()
-        self._begin_again([], 0)
+        self._reset_round([], 0)
 
-    def _begin_again(self, skipped: Sequence[int], waits: int) -> None:
+    def _reset_round(self, skipped: Sequence[int], waits: int) -> None:
         """The weights are about to be replaced, and so may be the learning rates."""
         self.schedule.forget()
         self._converge.forget()

@@ -32,7 +32,7 @@ class Gathered:
 
     ``losses``, ``distances`` and ``predicted`` distances (NaN where nothing predicts them) are of every
     replica, ``training`` of all together; ``rows`` has, for each policy that judges, what it measured on
-    every replica; ``odd`` is what should be logged, ``began_apart`` whether the round began with weights that
+    every replica; ``events`` are to be logged, ``began_apart`` whether the round began with weights that
     differed."""
 
     divergence: Measured
@@ -41,7 +41,7 @@ class Gathered:
     losses: tuple[float, ...]
     training: Sample
     rows: list[list[list[float]]]
-    odd: tuple[str, ...]
+    events: tuple[str, ...]
     began_apart: bool
 
 
@@ -75,7 +75,7 @@ class Meeting:
 
     def sync(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
         """Meet. A collective: every rank calls it after the same step."""
-        odd = self._compare("sync", steps, round)
+        events = self._compare("sync", steps, round)
         began_apart = self._agreement.check_start()
         where = f"{self._caller}.step: step {steps}: the probe"
         # The probe comes before the mean: a replica that diverged is judged at its own weights.
@@ -85,7 +85,7 @@ class Meeting:
         with self._fan_out.at_base():
             if self._diverges:
                 divergence, left_out = self._average(training, own_losses)
-                odd += left_out
+                events += left_out
             at_mean = self._measure(where, [(policy, policy.at_mean) for policy in judging])
         measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
         row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
@@ -103,7 +103,7 @@ class Meeting:
             losses=mean_losses(losses),
             training=sample_of(losses),
             rows=_of_each([row[_MEASURED_AT:] for row in rows], [len(own) for own in measured]),
-            odd=odd,
+            events=events,
             began_apart=began_apart,
         )
 
@@ -118,13 +118,13 @@ class Meeting:
         return lost_buffers(lost) if lost else {}
 
     def converge(self, steps: int, round: int, training: TrainingLoss) -> tuple[str, ...]:
-        """Average within a round (Eq. 3); what is odd about it. A collective."""
+        """Average within a round (Eq. 3); what to log of it. A collective."""
         with self._fan_out.at_base():
-            odd = self._compare("converge", steps, round)
-            odd += self._average(training)[1]
+            events = self._compare("converge", steps, round)
+            events += self._average(training)[1]
             training.meet(self._replicas)
         self._replicas.about_to("")
-        return odd
+        return events
 
     def _compare(self, purpose: Literal["sync", "converge"], steps: int, round: int) -> tuple[str, ...]:
         self._norms = []
@@ -134,9 +134,9 @@ class Meeting:
         believes = self._agreement.row(purpose, steps, round)
         health: list[float | Tensor] = [] if self._own_gradients else self._health.row()
         rows = self._replicas.gather_ranks([*believes, *health])
-        odd = self._agreement.judge([row[: len(believes)] for row in rows])
+        events = self._agreement.judge([row[: len(believes)] for row in rows])
         self._norms = [row[len(believes) :] for row in rows] if health else []
-        return odd
+        return events
 
     def _measure(self, where: str, parts: Sequence[tuple[Policy, Callable[[], _Row]]]) -> list[_Row]:
         """What each policy measures; a probe that raises on one rank raises on all."""
@@ -162,10 +162,10 @@ class Meeting:
         lost = self._lost(own_losses[0] if own_losses else training.total())
         if len(lost) == self._replicas.size:
             why = f"no replica can enter the mean, the weights are lost: of the first one {lost[min(lost)]}"
-            divergence, odd = self._converge()
-            return divergence, (*odd, why)
-        divergence, odd = self._converge([*lost])
-        return divergence, (*odd, *(f"replica {r} left out of the mean: {lost[r]}" for r in sorted(lost)))
+            divergence, events = self._converge()
+            return divergence, (*events, why)
+        divergence, events = self._converge([*lost])
+        return divergence, (*events, *(f"replica {r} left out of the mean: {lost[r]}" for r in sorted(lost)))
 
     def _lost(self, own: float | Tensor) -> dict[int, str]:
         """Who must not enter the mean, and why; the same on all ranks."""

@@ -63,9 +63,9 @@ class CoveredSchedule:
         self.waits = 0
         #: For each group what was left there, and of a tensor where it lies and its version.
         self._left: list[tuple[float | Tensor, Tensor | None, int]] = []
-        self.look()
+        self.notice_moves()
 
-    def look(self) -> None:
+    def notice_moves(self) -> None:
         """See whether a policy has moved a learning rate."""
         self.moved = any(axis.moved for axis in self._learning_rates)
 

@@ -96,13 +96,13 @@ def test_ranks_at_different_steps_are_named_and_weights_are_compared_where_none_
 def test_a_look_reads_no_value() -> None:
     """Read at the first step, it would be a wait for the device. On meta there is nothing to read."""
     found, *_ = agreement(nn.Linear(3, 3, device="meta"), Two())
-    found.look()
+    found.keep_first_weights()
 
 
 def test_replicas_are_compared_once_where_they_began() -> None:
     model, replicas = nn.Linear(3, 3), Two()
     found, *_ = agreement(model, replicas)
-    found.look()
+    found.keep_first_weights()
     with torch.no_grad():
         model.weight.add_(1.0)
     assert found.check_start() is False, "as they were then"

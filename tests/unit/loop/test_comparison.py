@@ -144,6 +144,7 @@ def test_held_out_losses_are_measured_without_regularisers_at_the_replicas_own_t
         (at_mean,) = s.held_out.at_mean()
         assert s.seen[2:] == [(0.0, 0.0, 2.0)] * 2
         assert s.drawn == fresh, "the same batches"
+        assert s.held_out._batches == [], "which are not kept until the next sync"
         assert at_mean == pytest.approx(s.plain(fresh, 2.0), rel=1e-5)
         assert s.values == (0.4, 0.2, 2.0)
         assert s.model.training
