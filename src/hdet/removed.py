@@ -72,7 +72,11 @@ ARGUMENTS: dict[str, dict[str, tuple[str, str]]] = {
         "keep": ("0.3.0", "use offload=False for a copy on the device, or leave it out"),
         "windows": ("0.3.0", "windows grow with the run; leave it out"),
     },
-    "Ensemble": {"outer": ("0.3.0", _NO_OUTER), "wire": ("0.3.0", _NO_WIRE)},
+    "Ensemble": {
+        "outer": ("0.3.0", _NO_OUTER),
+        "wire": ("0.3.0", _NO_WIRE),
+        "replicas": ("0.3.0", "give them as process_group="),
+    },
     "Guard": {"snapshot": ("0.3.0", "use offload=False for a copy on the device, or leave it out")},
     "OneCycleAutoLR": {
         "wire": ("0.3.0", _NO_WIRE),

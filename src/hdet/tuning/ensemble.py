@@ -56,8 +56,8 @@ class Ensemble(Cycle):
         gradients: *the replicas.* Who shares gradients: ``"all"`` (the paper), ``"none"``, or the ranks of
             each arm. Where they are not shared by all, the optimizer's state is averaged with the weights.
         model: makes its buffers known, which are then averaged too.
-        process_group: the replicas; the default group if None, and this process alone without one.
-        replicas: given instead of ``process_group`` by those who bring their own.
+        process_group: the replicas; the default group if None, and this process alone without one. May be
+            :class:`hdet.replicas.Replicas` of one's own.
 
         seed: of the reassignments. No global random state is read or written.
         history: a JSONL file to which rank 0 appends every :class:`~hdet.history.SyncRecord`; or a
@@ -96,16 +96,14 @@ class Ensemble(Cycle):
         design: Design | None = None,
         gradients: Gradients = "all",
         model: nn.Module | None = None,
-        process_group: ProcessGroup | None = None,
-        replicas: Replicas | None = None,
+        process_group: ProcessGroup | Replicas | None = None,
         seed: int = 0,
         history: History | None = None,
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         optimizer = unwrapped("Ensemble", optimizer)
         check_explore("Ensemble", explore)
-        if replicas is None:
-            replicas = replicas_of("Ensemble", optimizer, model=model, process_group=process_group)
+        replicas = replicas_of("Ensemble", optimizer, model=model, process_group=process_group)
         facts = {"sync_every": repr(sync_every), "control_after": repr(control_after)}
         check_together(
             "Ensemble", replicas, lambda: _check(sync_every, schedule, total_steps, controller), facts

@@ -559,7 +559,7 @@ def test_codes_are_not_averaged(loose: bool) -> None:
     model = model_of()
     optimizer = Momentum8bit(model.parameters(), loose=loose)
     ensemble = hdet.Ensemble(
-        optimizer, [hdet.LearningRate()], gradients="none", sync_every=50, replicas=Alike(), model=model
+        optimizer, [hdet.LearningRate()], gradients="none", sync_every=50, process_group=Alike(), model=model
     )
     train(model, optimizer, 0, 1, ensemble)
     with pytest.raises(RuntimeError, match=r"plain floating tensors where it is averaged.*kept as"):
@@ -569,7 +569,7 @@ def test_codes_are_not_averaged(loose: bool) -> None:
 def test_on_a_shared_gradient_codes_are_left_alone() -> None:
     model = model_of()
     optimizer = Momentum8bit(model.parameters())
-    options: Any = {"sync_every": 5, "replicas": Alike(), "controller": None, "model": model}
+    options: Any = {"sync_every": 5, "process_group": Alike(), "controller": None, "model": model}
     ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.1)], **options)
     train(model, optimizer, 0, 10, ensemble)
     assert ensemble.steps == 10
@@ -623,7 +623,7 @@ def test_a_library_is_not_averaged(library: str) -> None:
     model = wide()
     optimizer = LIBRARIES[library](model)
     ensemble = hdet.Ensemble(
-        optimizer, [hdet.LearningRate()], gradients="none", sync_every=50, replicas=Alike(), model=model
+        optimizer, [hdet.LearningRate()], gradients="none", sync_every=50, process_group=Alike(), model=model
     )
     train(model, optimizer, 0, 1, ensemble)
     with pytest.raises(RuntimeError, match="kept as"):

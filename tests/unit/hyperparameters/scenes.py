@@ -39,7 +39,7 @@ def train(
 def explore(item: Any, rank: int = 1, size: int = 2, **options: Any) -> hdet.Ensemble:
     """An ensemble around a weight that matters to nobody."""
     optimizer = SGD(weights(1), lr=0.1)
-    return hdet.Ensemble(optimizer, [item], replicas=Alike(rank, size), gradients="none", **options)
+    return hdet.Ensemble(optimizer, [item], process_group=Alike(rank, size), gradients="none", **options)
 
 
 def values_of(ensemble: hdet.Ensemble) -> tuple[float, ...]:
@@ -108,7 +108,7 @@ class Scene:
         ]
 
     def explore(self, explored: Sequence[Any] | None = None, **options: Any) -> hdet.Ensemble:
-        given = {"replicas": Alike(), "gradients": "none", **options}
+        given = {"process_group": Alike(), "gradients": "none", **options}
         return hdet.Ensemble(self.optimizer, self.all() if explored is None else explored, **given)
 
     def read_in_forward(self) -> dict[str, Any]:

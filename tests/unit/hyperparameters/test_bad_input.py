@@ -221,7 +221,7 @@ def test_a_run_that_cannot_be_averaged_leaves_nothing_behind() -> None:
     scene = Scene()
     before = scene.values()
     with pytest.raises(TypeError, match="cannot be averaged"):
-        scene.explore(replicas=Refusing())
+        scene.explore(process_group=Refusing())
     assert scene.values() == before
     assert scene.hooks() == (0, 0)
 

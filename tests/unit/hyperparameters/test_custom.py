@@ -44,5 +44,5 @@ def test_a_place_that_rounds_is_refused() -> None:
         "x", lambda: place["x"], lambda v: place.update(x=round(v)), bounds=(0.0, 10.0), spread=3.0
     )
     with pytest.raises(ValueError, match=r"x: what is written must be read back, wrote 4.5 and read 4;"):
-        hdet.Ensemble(SGD([nn.Parameter(torch.zeros(1))], lr=1.0), [rounded], replicas=Alike())
+        hdet.Ensemble(SGD([nn.Parameter(torch.zeros(1))], lr=1.0), [rounded], process_group=Alike())
     assert place == {"x": 3}

@@ -48,7 +48,7 @@ def test_no_controller_drives_a_value_out_of_its_bounds(controller: Any) -> None
         "momentum": hdet.Momentum(),
     }
     ensemble = hdet.Ensemble(
-        optimizer, list(explored.values()), sync_every=1, controller=controller, replicas=Noisy(3, 8)
+        optimizer, list(explored.values()), sync_every=1, controller=controller, process_group=Noisy(3, 8)
     )
     bounds = {name: item.bounds for name, item in explored.items()}  # type: ignore[attr-defined]
     seen: dict[str, set[float]] = {name: set() for name in bounds}
@@ -113,7 +113,7 @@ class Run:
             explored[:1] + explored[:0:-1] if reverse else explored,
             sync_every=2,
             controller=controller or RegressionController(),
-            replicas=Noisy(3, 8),
+            process_group=Noisy(3, 8),
         )
 
     def train(self, intervals: int) -> list[Any]:

@@ -19,7 +19,7 @@ def test_learning_rates_have_a_spread_for_each_group() -> None:
         first, second = weights(1, 1)
         optimizer = SGD([{"params": [first]}, {"params": [second], "lr": 0.2}], lr=0.1)
         ensemble = hdet.Ensemble(
-            optimizer, [hdet.LearningRate(spread=[0.1, 0.5])], sync_every=1, replicas=Alike(rank, size=3)
+            optimizer, [hdet.LearningRate(spread=[0.1, 0.5])], sync_every=1, process_group=Alike(rank, size=3)
         )
         train(optimizer, ensemble, [1.0], lambda: None)
         moved = [1 - weight.item() for weight in (first, second)]

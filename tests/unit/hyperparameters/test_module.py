@@ -103,7 +103,7 @@ def test_a_buffer_that_somebody_loads_or_broadcasts_keeps_its_base() -> None:
     model = Attention(torch.tensor(1.0))
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     ensemble = hdet.Ensemble(
-        optimizer, [hdet.Temperature(model)], gradients="none", replicas=Alike(1), sync_every=1
+        optimizer, [hdet.Temperature(model)], gradients="none", process_group=Alike(1), sync_every=1
     )
     for _ in range(3):
         model.scale.fill_(0.607)  # type: ignore[operator]
@@ -148,7 +148,7 @@ def test_a_compiled_model_sees_every_new_value(dynamo: Any, what: str) -> None:
     compiled: Any = torch.compile(model, backend="eager")
     item = hdet.Dropout(compiled) if what == "dropout" else hdet.Temperature(compiled)
     scene = Scene()
-    ensemble = scene.explore([item], sync_every=1, replicas=Alike(0, 16))
+    ensemble = scene.explore([item], sync_every=1, process_group=Alike(0, 16))
     count, seen = 20_000, set()
     while len(seen) < 6:
         output = compiled(torch.ones(count))
@@ -176,7 +176,7 @@ def test_dropout_in_a_compiled_model_is_warned_of_once(
         model = nn.Sequential(torch.compile(model, backend="eager"))
     scene = Scene()
     with caplog.at_level(logging.WARNING, logger="hdet"):
-        ensemble = scene.explore([hdet.Dropout(model)], sync_every=1, replicas=Alike(0))
+        ensemble = scene.explore([hdet.Dropout(model)], sync_every=1, process_group=Alike(0))
         for _ in range(3):
             scene.step()
             ensemble.step(1.0)

@@ -67,7 +67,7 @@ def test_each_replica_steps_with_a_value_of_its_own_and_shows_the_base(case: str
         group = optimizer.param_groups[0]
         base = group[key]
         ensemble = hdet.Ensemble(
-            optimizer, [explored], sync_every=len(gradients), replicas=Alike(rank, size=3)
+            optimizer, [explored], sync_every=len(gradients), process_group=Alike(rank, size=3)
         )
         record, path = train(optimizer, ensemble, gradients, lambda w=weight: w.item())
         assert group[key] == base
@@ -83,7 +83,7 @@ def test_a_tensor_of_betas_is_written_in_place() -> None:
     """Captured steps read the very same memory."""
     betas = (torch.tensor(0.9), torch.tensor(0.99))
     optimizer = Adam(weights(1), lr=1.0, betas=betas)
-    ensemble = hdet.Ensemble(optimizer, [hdet.Betas(2)], sync_every=1, replicas=Alike())
+    ensemble = hdet.Ensemble(optimizer, [hdet.Betas(2)], sync_every=1, process_group=Alike())
     held = optimizer.param_groups[0]["betas"][1]
     before = held.clone()
     train(optimizer, ensemble, [1.0], lambda: None)
@@ -102,7 +102,7 @@ def test_groups_are_explored_together_or_each_by_itself() -> None:
             {"params": [third]},
         ]
         optimizer = SGD(groups, lr=1.0)
-        ensemble = hdet.Ensemble(optimizer, [explored], sync_every=1, replicas=Alike())
+        ensemble = hdet.Ensemble(optimizer, [explored], sync_every=1, process_group=Alike())
         train(optimizer, ensemble, [0.0], lambda: None)
         return [1 - weight.item() for weight in (first, second, third)]
 
@@ -124,7 +124,7 @@ def test_the_gradient_is_clipped_at_the_replicas_norm(how: str) -> None:
         optimizer = SGD(parameters, lr=1.0, fused="fused" in how)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled="scaled" in how)
         ensemble = hdet.Ensemble(
-            optimizer, [hdet.GradientClip(2.0)], sync_every=1, replicas=Alike(rank, size=3)
+            optimizer, [hdet.GradientClip(2.0)], sync_every=1, process_group=Alike(rank, size=3)
         )
 
         def step(
@@ -153,9 +153,9 @@ def test_a_momentum_of_zero_is_refused() -> None:
     """SGD keeps no buffer then: replicas at 0 would have nothing to average with those that are not."""
     optimizer = SGD(weights(2), lr=0.1, momentum=0.0)
     with pytest.raises(ValueError, match=r"momentum: bounds must include .* a value of 0; widen"):
-        hdet.Ensemble(optimizer, [hdet.Momentum()], replicas=Alike(0))
+        hdet.Ensemble(optimizer, [hdet.Momentum()], process_group=Alike(0))
     with pytest.raises(ValueError, match=r"Momentum: bounds must be two numbers in \(0, 1\)"):
-        hdet.Ensemble(optimizer, [hdet.Momentum(bounds=(0.0, 0.9))], replicas=Alike(0))
+        hdet.Ensemble(optimizer, [hdet.Momentum(bounds=(0.0, 0.9))], process_group=Alike(0))
 
 
 def test_the_gradient_is_clipped_no_longer_after_detach() -> None:
@@ -168,7 +168,7 @@ def test_the_gradient_is_clipped_no_longer_after_detach() -> None:
 def test_a_gradient_that_a_closure_computes_is_clipped() -> None:
     weight = nn.Parameter(torch.zeros(3))
     optimizer = SGD([weight], lr=1.0)
-    with hdet.Ensemble(optimizer, [hdet.GradientClip(0.5, spread=0.0)], replicas=Alike()) as ensemble:
+    with hdet.Ensemble(optimizer, [hdet.GradientClip(0.5, spread=0.0)], process_group=Alike()) as ensemble:
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()

@@ -65,7 +65,7 @@ def raise_in_a_probe(scene: Scene) -> None:
 
     def train() -> None:
         probe = hdet.Probe(loss_fn, [torch.ones(1)], model=scene.model)
-        with scene.explore(probe=probe, sync_every=1, replicas=Alike(3, 16)) as ensemble:
+        with scene.explore(probe=probe, sync_every=1, process_group=Alike(3, 16)) as ensemble:
             scene.step()
             ensemble.step()
 
@@ -166,7 +166,7 @@ def test_after_a_probe_that_raised_the_replica_goes_on_with_its_own_values(fails
         hdet.Temperature(model, layers=["number"]),
         hdet.WeightDecay(groups=[0]),
     ]
-    ensemble = scene.explore(explored, probe=probe, sync_every=1, replicas=Alike(3, 8))
+    ensemble = scene.explore(explored, probe=probe, sync_every=1, process_group=Alike(3, 8))
     own = scene.values()
     assert model["number"].scale != 0.1
     stands = {"its own weights": model["number"].scale, "the mean": 0.1}

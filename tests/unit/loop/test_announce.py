@@ -51,7 +51,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    optimizer, ensemble = made(replicas=Alike(rank=0))
+    optimizer, ensemble = made(process_group=Alike(rank=0))
     steps(optimizer, ensemble, 6)
     for record in ensemble.history:
         assert any("undoes the fan-out" in event for event in record.events)
@@ -64,7 +64,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_run_begins_and_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hdet")
-    steps(*made(sync_every=2, total_steps=6, replicas=Alike(rank=0)), 6)
+    steps(*made(sync_every=2, total_steps=6, process_group=Alike(rank=0)), 6)
     model = nn.Linear(3, 1)
     stacked = hdet.StackedReplicas(model, torch.optim.SGD(model.parameters(), lr=0.1), 4)
     hdet.Ensemble(stacked.optimizer, sync_every=5)
@@ -249,7 +249,7 @@ def test_the_other_doors_have_the_same_words(door: str, monkeypatch: pytest.Monk
     run: Any
     if door == "Ensemble":
         controller = SoftmaxController(temperature="auto")
-        options: Any = {"replicas": Faster(), "total_steps": 10, "on_event": events.append}
+        options: Any = {"process_group": Faster(), "total_steps": 10, "on_event": events.append}
         optimizer, run = made(controller=controller, sync_every=4, **options)
     else:
         monkeypatch.setattr("hdet.published.one_cycle.replicas_of", lambda *_, **__: Faster())
@@ -342,7 +342,7 @@ def test_where_it_is_no_news_nothing_is_told(
     steps(optimizer, ensemble, 3)
     ensemble.detach()
     assert heard() == 0
-    steps(*made(total_steps=8, replicas=Alike(rank=1)), 3)
+    steps(*made(total_steps=8, process_group=Alike(rank=1)), 3)
     assert heard() == 0, "another rank speaks"
     steps(*made(total_steps=8), 3)
     monkeypatch.setattr(sys, "last_value", KeyError())

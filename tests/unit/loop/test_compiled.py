@@ -100,7 +100,7 @@ def test_values_that_stand_only_while_the_optimizer_steps_do_not_recompile() -> 
     """Learning rate and clip of this replica's own, dealt anew at every sync."""
     run = Compiled("step", "sgd", tensor=False)
     explore = [hdet.LearningRate(spread=0.3), hdet.GradientClip(spread=0.3)]
-    options: Any = {"sync_every": 5, "replicas": Alike(), "controller": None, "model": run.model}
+    options: Any = {"sync_every": 5, "process_group": Alike(), "controller": None, "model": run.model}
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, STEPS)
     run.train(hdet.Ensemble(run.optimizer, explore, schedule=schedule, **options))
     plain = Compiled("step", "sgd", tensor=False)

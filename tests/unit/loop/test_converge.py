@@ -43,7 +43,7 @@ def test_state_is_averaged_only_for_what_is_really_explored() -> None:
         weight = nn.Parameter(torch.zeros(2))
         optimizer = AdamW([weight])
         explore = [hdet.LearningRate(), hdet.Betas(1, spread=spread)]
-        ensemble = hdet.Ensemble(optimizer, explore, sync_every=1, replicas=replicas)
+        ensemble = hdet.Ensemble(optimizer, explore, sync_every=1, process_group=replicas)
         weight.grad = torch.ones(2)
         optimizer.step()
         ensemble.step(1.0)
@@ -55,7 +55,7 @@ def test_parameters_unfrozen_later_are_averaged() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, sync_every=1, replicas=replicas)
+    ensemble = hdet.Ensemble(optimizer, sync_every=1, process_group=replicas)
     for step in range(4):
         if step == 2:
             model[0].requires_grad_(True)
@@ -67,7 +67,7 @@ def test_parameters_unfrozen_later_are_averaged() -> None:
 def test_the_gauge_follows_parameters_into_new_memory() -> None:
     weight = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], sync_every=2, replicas=Faster())
+    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], sync_every=2, process_group=Faster())
     predicted = []
     for step in range(8):
         if step == 3:

@@ -214,7 +214,7 @@ def test_a_state_of_replicas_that_differ_is_said_once(caplog: pytest.LogCaptureF
         caplog.clear()
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
         explore = [hdet.LearningRate(spread=spread)]
-        ensemble = hdet.Ensemble(optimizer, explore, sync_every=5, replicas=Alike(0, size))
+        ensemble = hdet.Ensemble(optimizer, explore, sync_every=5, process_group=Alike(0, size))
         for _ in range(at):
             optimizer.step()
             ensemble.step(1.0)

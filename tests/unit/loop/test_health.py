@@ -137,7 +137,12 @@ def said(
     replicas = Alike(rank, size) if size > 1 else SoloReplica()
     with caplog.at_level(logging.WARNING, logger="hdet"):
         ensemble = hdet.Ensemble(
-            optimizer, [items[e] for e in explored], sync_every=1, model=model, replicas=replicas, **options
+            optimizer,
+            [items[e] for e in explored],
+            sync_every=1,
+            model=model,
+            process_group=replicas,
+            **options,
         )
         for _ in range(2):
             train(optimizer, ensemble, [0.1], lambda: None)

@@ -29,7 +29,7 @@ def test_the_base_is_back_after_every_optimizer_step(kind: str) -> None:
     weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
     lr: Any = 0.1 if kind == "float" else torch.tensor(0.1)
     optimizer = torch.optim.SGD([{"params": [w]} for w in weights], lr=lr)
-    hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], replicas=Faster())
+    hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], process_group=Faster())
     for step in range(1, 4):
         for weight in weights:
             weight.grad = -torch.ones(2)
@@ -41,7 +41,7 @@ def test_the_base_is_back_after_every_optimizer_step(kind: str) -> None:
 
 def test_what_a_user_writes_after_a_failed_step_stays() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], replicas=Faster())
+    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], process_group=Faster())
 
     def fail() -> float:
         raise KeyError
@@ -68,8 +68,8 @@ def test_what_a_user_writes_after_a_failed_step_stays() -> None:
 def test_detach_leaves_a_plain_optimizer_and_so_does_the_next_run() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], replicas=Faster())
-    other = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], replicas=Faster())
+    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], process_group=Faster())
+    other = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], process_group=Faster())
     weight.grad = torch.ones(2)
     optimizer.step()
     assert torch.allclose(weight, torch.full((2,), 0.85)), "two would multiply each other's spread"
@@ -84,7 +84,7 @@ def test_too_few_calls_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     for spread, times in ((0.5, 1), (0.0, 0)):
         caplog.clear()
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-        ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=spread)], replicas=Alike(rank=0))
+        ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=spread)], process_group=Alike(rank=0))
         for _ in range(3):
             optimizer.step()
             optimizer.step()
@@ -192,7 +192,7 @@ def test_the_schedule_is_back_in_time_at_every_sync(door: str) -> None:
             run.optimizer,
             [hdet.LearningRate(spread=0.2)],
             schedule=torch.optim.lr_scheduler.OneCycleLR(run.optimizer, **shape),
-            replicas=Alike(1),
+            process_group=Alike(1),
             sync_every=10,
             total_steps=40,
             model=run.model,

@@ -85,7 +85,7 @@ def test_a_fan_out_is_written_in_place(door: str) -> None:
         )
     else:
         explore = [hdet.LearningRate(spread=0.2), hdet.WeightDecay(spread=0.2)]
-        options: Any = {"sync_every": 10, "total_steps": STEPS, "replicas": Alike(), "model": model}
+        options: Any = {"sync_every": 10, "total_steps": STEPS, "process_group": Alike(), "model": model}
         auto = hdet.Ensemble(optimizer, explore, **options)
     began: dict[str, int] = {}
     for i in range(STEPS):

@@ -43,7 +43,7 @@ def test_any_torch_schedule_is_followed_by_one_factor(name: str) -> None:
         schedule=SCHEDULES[name](optimizer),
         sync_every=5,
         controller=controller,
-        replicas=Faster(),
+        process_group=Faster(),
     )
     factors = []
     for _ in range(20):
@@ -63,7 +63,7 @@ def test_any_torch_schedule_is_followed_by_one_factor(name: str) -> None:
 def test_without_a_controller_the_users_own_scheduler_composes() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     own = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], sync_every=5, replicas=Faster())
+    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], sync_every=5, process_group=Faster())
     for _ in range(4):
         optimizer.step()
         ensemble.step()
@@ -181,7 +181,12 @@ def with_a_schedule() -> None:
     schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
     controller = SoftmaxController(temperature="auto")
     run = hdet.Ensemble(
-        optimizer, schedule=schedule, controller=controller, sync_every=4, replicas=Faster(), total_steps=20
+        optimizer,
+        schedule=schedule,
+        controller=controller,
+        sync_every=4,
+        process_group=Faster(),
+        total_steps=20,
     )
     steps(weight, optimizer, run, 20)
 
@@ -189,7 +194,7 @@ def with_a_schedule() -> None:
 def with_the_users_own_schedule() -> None:
     weight, optimizer = weights_of()
     schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
-    run = hdet.Ensemble(optimizer, sync_every=4, replicas=Alike(rank=0))
+    run = hdet.Ensemble(optimizer, sync_every=4, process_group=Alike(rank=0))
     steps(weight, optimizer, run, 20, schedule)
     assert optimizer.param_groups[0]["lr"] < 0.02
 
@@ -210,7 +215,7 @@ def test_a_users_schedule_beside_a_controller_that_moves_the_rate_is(
     replicas = Faster()
     replicas.rank = 0  # type: ignore[misc]  # the one that speaks
     controller = SoftmaxController(temperature="auto")
-    run = hdet.Ensemble(optimizer, controller=controller, sync_every=4, replicas=replicas)
+    run = hdet.Ensemble(optimizer, controller=controller, sync_every=4, process_group=replicas)
     steps(weight, optimizer, run, 4, schedule)
     assert told(caplog) == []
     steps(weight, optimizer, run, 4, schedule)

@@ -89,7 +89,7 @@ def test_who_steps_a_scheduler_once_for_every_process_hands_over_one_loss(kind: 
     follows a sync would bring it into the next round."""
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, sync_every=5, replicas=Alike(rank=0))
+    ensemble = hdet.Ensemble(optimizer, sync_every=5, process_group=Alike(rank=0))
     means = []
     for step in range(10):
         weight.grad = torch.ones(2)
@@ -103,7 +103,7 @@ def test_who_steps_a_scheduler_once_for_every_process_hands_over_one_loss(kind: 
 def test_every_micro_batch_brings_a_loss_of_its_own() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, sync_every=3, replicas=Alike(rank=0))
+    ensemble = hdet.Ensemble(optimizer, sync_every=3, process_group=Alike(rank=0))
     means = []
     for micro in range(12):
         loss = torch.tensor(float(micro))

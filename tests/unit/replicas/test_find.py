@@ -50,7 +50,7 @@ def test_who_was_told_who_trains_is_believed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hdet.Ensemble(optimizer, replicas=SoloReplica())
+    hdet.Ensemble(optimizer, process_group=SoloReplica())
     stacked = hdet.StackedReplicas(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
     assert hdet.Ensemble(stacked.optimizer).replicas is stacked
 
