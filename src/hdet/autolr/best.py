@@ -235,26 +235,15 @@ class Incumbent:
         """Drop the losses that windows are compared with: they are of other weights."""
         self.previous = self.best = None
 
-    def start(
-        self, step: int, losses: list[float], chosen: Sequence[float], mean: Mapping[int, Tensor]
-    ) -> None:
-        """A window that has hardly moved the weights shows what training began with: ``losses`` that windows
-        are compared by, and those by which weights are ``chosen``."""
-        self.previous = self.best = losses
-        candidate = Candidate(step, "start", tuple(chosen))
-        self._search, _ = self._search.offered(candidate)
-        if self.weights.choice.kept is None:
-            self.weights.offer(candidate, mean)
-
-    def offer(
-        self, step: int, losses: list[float], chosen: Sequence[float], mean: Mapping[int, Tensor]
-    ) -> None:
-        """The mean of a window, with the losses as in :meth:`start`."""
-        candidate = Candidate(step, "mean", tuple(chosen))
-        self.weights.offer(candidate, mean)
+    def offer(self, candidate: Candidate, losses: list[float], weights: Mapping[int, Tensor]) -> None:
+        """What training began with, which a window that has hardly moved the weights shows; or the mean of a
+        window. ``losses`` are those that windows are compared by, the candidate's those that choose."""
+        start = candidate.kind == "start"
+        if not start or self.weights.choice.kept is None:
+            self.weights.offer(candidate, weights)
         self._search, _ = self._search.offered(candidate)
         self.previous = losses
-        if self.best is None or mean_of(losses) < mean_of(self.best):
+        if start or self.best is None or mean_of(losses) < mean_of(self.best):
             self.best = losses
 
     @property

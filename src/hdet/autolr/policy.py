@@ -333,16 +333,14 @@ class Horizon(Policy):
         decisions = self._factors.as_one(self._states, plan.decisions)
         plan = replace(plan, decisions=decisions, states=[decision.state for decision in decisions])
         incumbent, window = self.incumbent, self._window
-        mean, chosen = window.by_number(window.mean.tensors), losses.get("chosen") or losses["mean"]
+        mean, chosen = window.by_number(window.mean.tensors), tuple(losses.get("chosen") or losses["mean"])
         if not losses["end"]:
-            incumbent.start(self._clock.began, losses["mean"], chosen, mean)
+            incumbent.offer(Candidate(self._clock.began, "start", chosen), losses["mean"], mean)
             return plan
-        incumbent.offer(step, losses["mean"], chosen, mean)
+        incumbent.offer(Candidate(step, "mean", chosen), losses["mean"], mean)
         if step == plan.seen.total_steps:
-            chosen_end = losses.get("chosen end") or losses["end"]
-            incumbent.weights.offer(
-                Candidate(step, "end", tuple(chosen_end)), window.by_number(window.weights)
-            )
+            end = Candidate(step, "end", tuple(losses.get("chosen end") or losses["end"]))
+            incumbent.weights.offer(end, window.by_number(window.weights))
         rises = any(decision.action in ("up", "scale") for decision in decisions)
         used = [state.value for state in self._states]
         incumbent.count(step, used, rises=rises, moved=explained != 0)
