@@ -25,7 +25,7 @@ def decisions(records: list[SyncRecord]) -> list[str]:
 
 def searched(records: list[SyncRecord]) -> list[SyncRecord]:
     """Those of the search; windows of the descent that follows it move nothing."""
-    return [record for record in records if record.horizon[0].why != "the schedule comes down"]
+    return [record for record in records if record.horizon[0].why != "the schedule decays"]
 
 
 def fixed_windows(steps: int, *args: Any, **options: Any) -> hdet.AutoLR:

@@ -188,7 +188,7 @@ def _rates(axes: Axes, run: Run) -> None:
 
 
 def _kept(runs: Mapping[str, Run]) -> Figure:
-    """The means of all windows on the few digits, those that were the best so far, and the ways back."""
+    """The means of all windows on the few digits, those that were the best so far, and the rollbacks."""
     run = runs["digits"]
     windows = run["windows"]
     figure = Figure(figsize=(8.4, 4.6), layout="constrained")
@@ -210,7 +210,7 @@ def _kept(runs: Mapping[str, Run]) -> Figure:
         handed["step"], handed["loss"], "o", color=_KEPT, markersize=11, fillstyle="none", label="handed over"
     )
     above.set_ylabel("held-out loss")
-    above.set_ylim(top=above.get_ylim()[1] + 0.45)  # room for what is said of the ways back
+    above.set_ylim(top=above.get_ylim()[1] + 0.45)  # room for the labels of rollbacks
     _rates(below, run)
     for window in windows:
         if window["event"]:

@@ -323,7 +323,7 @@ class Horizon(Policy):
                 "the probe's batches are of the kind that is trained on; finish_() loads the best weights "
                 "seen into the model"
             )
-        return replace(plan, events=(f"{rose}: no way back ({tried}), {rate}",))
+        return replace(plan, events=(f"{rose}: no rollback ({tried}), {rate}",))
 
     def _remember(self, plan: _Plan, losses: Mapping[str, list[float]]) -> _Plan:
         """Offer the window's mean as the best weights. Where training has fallen behind the best, it returns

@@ -28,7 +28,7 @@ __all__ = ["DECAYS", "HorizonController", "HorizonDecision", "HorizonState", "Wi
 Action = Literal["scale", "up", "down", "hold", "back"]
 
 #: Why nothing moves in the decay; reports match this sentence.
-DECAYS = "the schedule comes down"
+DECAYS = "the schedule decays"
 #: Windows that only bring the weights to speed, before any noise is judged.
 _SCALING_WINDOWS = 3
 _SCALING_STEP = math.log(3.0)

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 #: Kind, level and pattern of an event, or of a warning between syncs. The first that matches counts.
 _KINDS = (
-    ("rollback", "error", r"no way back|weights are lost|not finite at the end"),
+    ("rollback", "error", r"no rollback|weights are lost|not finite at the end"),
     ("replica lost", "error", r"left out of the (mean|decision)|no replica has a finite loss"),
     ("replica unlike the others", "warning", r"heard, but not as loud"),
     ("rollback", "warning", r": back to the weights of step"),

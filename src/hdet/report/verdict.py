@@ -122,7 +122,7 @@ def facts_of(lines: Sequence[Record]) -> Facts:
 def _take_values(facts: Facts, line: Record) -> None:
     """Learning rates without their schedule's decay, and all other values."""
     horizon = line.get("horizon") or []
-    decays = any(seen.get("why") == "the schedule comes down" for seen in horizon)
+    decays = any(seen.get("why") == "the schedule decays" for seen in horizon)
     plain = line.get("plain") or {}
     rates = []
     for seen in line.get("hyperparameters") or []:

@@ -38,7 +38,7 @@ class AutoTune(Search):
     hands over the best weights that were seen. Replicas are processes, each with data of its own. They train
     apart for a window, each at values of its own, become one model, and their held-out losses, each at its
     own mean over the window and relative to that of all, move the values. The learning rate is the same for
-    all; it, the way back and the end follow the averaged path, as in :class:`hdet.AutoLR`, whose arguments
+    all; it, rollbacks and the end follow the averaged path, as in :class:`hdet.AutoLR`, whose arguments
     the others are.
 
     One process alone finds the learning rate, and tries all else in turn, one window after the other.

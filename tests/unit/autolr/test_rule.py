@@ -207,7 +207,7 @@ def slow_twin(value: float, run: Run, s: dict[str, float], cap: float = math.inf
     """The controller's docstring, line by line; what it remembers are the numbers themselves, in lists."""
     told: list[Told] = []
     paces: list[float] = []  # speed by value, of every window that did not lead back
-    gaps: list[float] = []  # of the windows judged since the last way back
+    gaps: list[float] = []  # of the windows judged since the last rollback
     gains: list[float] = []
     first = ceiling = None
     start_noise, count, raised, backs, total_backs = 0.0, 0, 0, 0, 0
@@ -941,7 +941,7 @@ def test_in_the_descent_only_explosions_lead_back(
         assert decision.state.value == pytest.approx(STEADY.value / 3)
         assert (decision.state.total_backs, decision.state.ceiling) == (3, STEADY.value)
     else:
-        assert (decision.action, decision.why) == ("hold", "the schedule comes down")
+        assert (decision.action, decision.why) == ("hold", "the schedule decays")
         assert decision.state == replace(state, last_gap=pytest.approx(gap), backs=0)
     assert (decision.gap, decision.progress) == (pytest.approx(gap), pytest.approx(progress))
 
@@ -977,7 +977,7 @@ def test_a_descent_without_losses_holds_and_changes_nothing(displacement: float,
     full = replace(PACED, gap=0.3, progress=0.2, last_gap=0.1, ceiling=0.5, backs=2, total_backs=3)
     for state in (HorizonState(1e-5), full):
         decision = controller_with().descend(state, Window(step, step + 10, 1000, displacement, 5.5))
-        assert (decision.action, decision.why) == ("hold", "the schedule comes down")
+        assert (decision.action, decision.why) == ("hold", "the schedule decays")
         assert decision.state == state
 
 

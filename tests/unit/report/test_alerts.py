@@ -25,7 +25,7 @@ def seen(*lines: dict[str, Any]) -> list[Alert]:
     [
         ("replica 2 left out of the mean: its loss is nan", "error", "replica lost"),
         ("replica 2 is heard, but not as loud: its loss is 9", "warning", "replica unlike the others"),
-        ("the probe's loss rose from 1 to 2: no way back (snapshot='off')", "error", "rollback"),
+        ("the probe's loss rose from 1 to 2: no rollback (snapshot='off')", "error", "rollback"),
         ("nothing better since step 3: back to those weights", "warning", "overfitting"),
         ("lr/0: 0.3 clamped to the slowest replica's 0.2", "warning", "value at a bound"),
         ("something else", "info", "event"),

@@ -2,7 +2,7 @@
 "use strict";
 
 const ALERT_KINDS = [
-  ["rollback", "error", /no way back|weights are lost|not finite at the end/],
+  ["rollback", "error", /no rollback|weights are lost|not finite at the end/],
   ["replica lost", "error", /left out of the (mean|decision)|no replica has a finite loss/],
   ["replica unlike the others", "warning", /heard, but not as loud/],
   ["rollback", "warning", /: back to the weights of step/],

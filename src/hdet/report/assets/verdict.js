@@ -51,7 +51,7 @@ const isRate = (name) => String(name).split("/")[0] === "lr";
 /** Learning rates without their schedule's decay, all else as it stands. */
 function takeValues(facts, line) {
   const horizon = listOf(line.horizon);
-  const down = horizon.some((seen) => seen.why === "the schedule comes down");
+  const down = horizon.some((seen) => seen.why === "the schedule decays");
   const plain = line.plain || {};
   const rates = [];
   for (const seen of listOf(line.hyperparameters)) {

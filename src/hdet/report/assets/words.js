@@ -66,7 +66,7 @@ function decision(seen, before, after) {
 
 function held(seen) {
   const texts = {
-    "the schedule comes down": "The schedule decays; the search is over.",
+    "the schedule decays": "The schedule decays; the search is over.",
     "not significant": "The rate stays: what was seen is within the probe's noise.",
     "no progress": "The rate stays: the averaged path made no progress.",
     "": "The rate stays.",
