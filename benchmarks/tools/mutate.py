@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def draw(files: list[Path], commit: str, count: int, root: Path = ROOT) -> list[
 def short_suite() -> list[str]:
     """What ``make test`` gives to pytest."""
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ntest: ")[1].split("\n\n")[0]
-    return recipe.split("-m pytest ")[1].split()
+    return shlex.split(recipe.split("-m pytest ")[1])
 
 
 def room_tests(mutant: Mutant, root: Path) -> list[str]:

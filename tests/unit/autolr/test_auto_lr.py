@@ -136,6 +136,7 @@ def sweep(kind: str, lrs: list[float]) -> list[float]:
     return [TASK.evaluate(point) for point in points]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "exponents"), [("sgd", [-2, -1.5, -1, -0.5, 0]), ("adamw", [-3, -2.5, -2, -1.5, -1])]
 )
@@ -602,8 +603,8 @@ def test_a_call_without_a_step_changes_nothing() -> None:
 # ---------------------------------------------------------------------- the end, and what is best over
 
 
-@pytest.mark.parametrize("total", [8000, None])
-def test_where_nothing_improves_it_comes_down_and_hands_over_the_best(total: int | None) -> None:
+@pytest.mark.parametrize("total", [8000, pytest.param(None, marks=pytest.mark.slow)])
+def test_where_nothing_improves_it_decays_and_keeps_the_best(total: int | None) -> None:
     """With a number of steps, which is a budget then, and without one."""
     run = Overfitting(total_steps=total).run(8000)
     auto, records, truly = run.auto, run.records, run.truly

@@ -468,6 +468,7 @@ def test_with_time_left_a_slower_search_restarts(caplog: pytest.LogCaptureFixtur
     assert run.truly() < once.truly()
 
 
+@pytest.mark.slow
 def test_it_restarts_twice_at_most() -> None:
     run = Overfitting().run(8000)
     assert run.auto.finished

@@ -109,6 +109,7 @@ def test_doctor_finds_that_replicas_can_diverge():
     assert "equal bit for bit" in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_doctor_under_torchrun_measures_the_ranks_it_was_started_with():
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hdet", "doctor"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -177,6 +178,7 @@ def test_doctor_says_of_a_checkpoint_whether_it_is_whole(tmp_path):
 # ---------------------------------------------------------------------- demo and find
 
 
+@pytest.mark.slow
 def test_demo_shows_tables_sentences_and_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr("hdet.cli.demo_runs.REPLICAS", 2)
     monkeypatch.setattr("hdet.cli.demo_runs.MAX_LRS", (0.01, 0.1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+import pytest
 import torch.distributed as dist
 
 from hdet.replicas.launch import LocalProcesses
@@ -19,6 +20,7 @@ def groups_alive(rank: int) -> list[bool]:
     return alive
 
 
+@pytest.mark.slow
 def test_a_group_is_not_freed_while_its_threads_may_be_at_work(ranks: LocalProcesses) -> None:
     """torch 2.6 stopped there for ever, now and then: it is freed when the run after it has ended."""
     first, second, third = (ranks.run(groups_alive, size=2, timeout=60) for _ in range(3))

@@ -106,6 +106,7 @@ def test_a_day_of_syncs_does_not_stay_in_memory(tmp_path: Path) -> None:
     assert len(feed.answer("", 0)["lines"][0]) == 150
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from Linux's /proc")
 def test_watching_takes_little_memory_and_little_of_a_core(tmp_path: Path) -> None:
     """Under 50 MB after ten thousand records, and 2 % of a core while syncs come in."""

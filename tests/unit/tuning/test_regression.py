@@ -155,7 +155,7 @@ def wandered(seed: int, rounds: int, effect: float, *, size: int = 8) -> list[fl
     return path
 
 
-@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("size", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_what_has_no_effect_does_not_wander(size: int) -> None:
     """Sixty syncs of noise led 7.6 away, and further the longer they lasted."""
     ends = [wandered(seed, 60, 0.0, size=size)[-1] for seed in range(200)]
