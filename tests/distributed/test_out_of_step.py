@@ -166,7 +166,7 @@ def test_one_group_serves_all_doors_and_ends_with_the_default_one(ranks: LocalPr
         assert of_pair
         assert shared
         assert "RuntimeError" in message
-        assert "is destroyed" in message
+        assert "was destroyed" in message
 
 
 def test_a_patience_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
