@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.rows import Row, six_digits
 from benchmarks.zoo.catalogue import TASKS
 from benchmarks.zoo.families import PARTS, part_of
-from benchmarks.zoo.plan import Cell, Plan, Run, best_settings, loss_of
+from benchmarks.zoo.plan import Cell, Plan, Run, best_settings, first_seed, loss_of
 
 __all__ = ["MEASURES", "analyse", "excess"]
 
@@ -41,15 +41,8 @@ def excess(loss: float, best: float, floor: float = 0.0) -> float:
 
 def analyse(plan: Plan, finished: Mapping[Run, Row]) -> dict[str, Any]:
     """One line for each cell whose sweep has begun, and what they come to in every part."""
-    by_cell: dict[Cell, dict[Run, Row]] = {cell: {} for cell in plan.cells}
-    for run, row in finished.items():
-        if run.device == plan.device and (run.task, run.optimizer) in by_cell:
-            by_cell[run.task, run.optimizer][run] = row
-    lines = [
-        _line(plan, cell, found)
-        for cell, found in by_cell.items()
-        if any(run.method == "fixed" and run.seed == 0 for run in found)
-    ]
+    first = first_seed(plan, finished)
+    lines = [_line(plan, cell, swept, finished) for cell, swept in first.items() if swept]
     parts = {part: [line for line in lines if line["part"] == part] for part in PARTS}
     return {
         "cells": six_digits(lines),
@@ -61,13 +54,18 @@ def analyse(plan: Plan, finished: Mapping[Run, Row]) -> dict[str, Any]:
     }
 
 
-def _line(plan: Plan, cell: Cell, finished: Mapping[Run, Row]) -> dict[str, Any]:
+def _line(
+    plan: Plan, cell: Cell, swept: Mapping[tuple[float, str], Row], finished: Mapping[Run, Row]
+) -> dict[str, Any]:
     task = TASKS[cell[0]]
-    sweep = {measure: _best(plan, cell, finished, measure) for measure in MEASURES}
+    best = {
+        setting: [finished.get(plan.fixed(cell, setting, seed)) for seed in range(plan.seeds)]
+        for setting in best_settings(swept)
+    }
+    sweep = {measure: _better(best, measure) for measure in MEASURES}
     line: dict[str, Any] = {
         **{"task": cell[0], "optimizer": cell[1], "family": task.family, "part": part_of(task.family)},
-        **{"steps": task.steps, "sweep": sweep},
-        "start": statistics.fmean(row["start"] for row in finished.values()),
+        **{"steps": task.steps, "sweep": sweep, "start": next(iter(swept.values()))["start"]},
     }
     for method, run in (("default", plan.default), ("autolr", plan.autolr)):
         own = [run(cell, seed) for seed in range(plan.seeds)]
@@ -96,25 +94,15 @@ def _lost(row: Row, name: str, best: float, floor: float) -> bool:
     return excess(loss, best, floor) > _FAR or row["start"] - loss < _NO_WAY * (row["start"] - best)
 
 
-def _best(plan: Plan, cell: Cell, finished: Mapping[Run, Row], measure: str) -> dict[str, Any]:
+def _better(best: Mapping[tuple[float, str], Sequence[Row | None]], measure: str) -> dict[str, Any]:
     """The better of the two settings that seed 0 led to, by the seeds that both have."""
-    swept = [
-        (run.rate, run.schedule) for run in finished if run.method == "fixed" and run.seed == 0 and run.rate
-    ]
-    by_seed = {
-        setting: {
-            seed: _loss(row, measure)
-            for seed in range(plan.seeds)
-            if (row := finished.get(plan.fixed(cell, setting, seed))) is not None
-        }
-        for setting in best_settings(plan, cell, swept, finished)
-    }
-    shared = set.intersection(*(set(losses) for losses in by_seed.values()))
+    both = [rows for rows in zip(*best.values(), strict=True) if None not in rows]
     means = {
-        setting: statistics.fmean(losses[seed] for seed in shared) for setting, losses in by_seed.items()
+        setting: statistics.fmean(_loss(rows[place], measure) for rows in both)
+        for place, setting in enumerate(best)
     }
     rate, schedule = min(means, key=lambda setting: means[setting])
-    return {"loss": means[rate, schedule], "rate": rate, "schedule": schedule, "seeds": len(shared)}
+    return {"loss": means[rate, schedule], "rate": rate, "schedule": schedule, "seeds": len(both)}
 
 
 def _summary(lines: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
@@ -141,7 +129,8 @@ def _ahead(line: Mapping[str, Any], method: str, measure: str) -> bool:
     return other is not None and bool(line[method][name] < other[name])
 
 
-def _loss(row: Row, name: str) -> float:
+def _loss(row: Row | None, name: str) -> float:
     """Where it began, if the run has left nothing finite."""
+    assert row is not None
     loss = loss_of(row, name)
     return loss if math.isfinite(loss) else float(row["start"])

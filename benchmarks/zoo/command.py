@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from benchmarks import machine
 from benchmarks.pool import Say, complete, workers
@@ -15,7 +18,8 @@ from benchmarks.regret.arms import prepare
 from benchmarks.rows import KeptRows, Row
 from benchmarks.zoo.analysis import MEASURES, analyse
 from benchmarks.zoo.catalogue import TASKS, cells
-from benchmarks.zoo.families import PARTS
+from benchmarks.zoo.data import missing
+from benchmarks.zoo.families import FAMILIES, PARTS
 from benchmarks.zoo.plan import METHODS, Plan, Run, planned, run_of
 from benchmarks.zoo.runs import execute
 
@@ -63,10 +67,14 @@ def run(
     done: KeptRows[Run] = KeptRows(rows, run_of)
     at_once = processes or os.cpu_count() or 1
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    left_out = {family.name: lack for family in FAMILIES if (lack := missing(family))}
+    here = replace(plan, cells=[cell for cell in plan.cells if _can_run(cell, left_out)])
     if minutes != 0:
+        for lack in left_out.values():
+            say(f"left out: {lack}")
         with workers(device, at_once, say, prepare) as pool:
             complete(
-                lambda: planned(plan, done.finished),
+                lambda: planned(here, done.finished),
                 done,
                 pool,
                 execute,
@@ -75,19 +83,15 @@ def run(
                 say=say,
                 told=_told,
             )
-    runs = planned(plan, done.finished)
-    missing = [one for one in runs if one not in done.finished]
+    lacking = [one for one in planned(plan, done.finished) if one not in done.finished]
+    errors = {
+        f"{one.task} {one.optimizer}: {done.failed[one]['error']}" for one in lacking if one in done.failed
+    }
     return {
         **machine.about("zoo", quick=quick, device=device),
         "settings": {"cells": len(plan.cells), "methods": list(plan.methods), "seeds": plan.seeds},
-        "missing_runs": len(missing),
-        "errors": sorted(
-            {
-                f"{one.task} {one.optimizer}: {done.failed[one]['error']}"
-                for one in missing
-                if one in done.failed
-            }
-        ),
+        "missing_runs": len(lacking),
+        "errors": sorted(errors),
         **analyse(plan, done.finished),
     }
 
@@ -96,6 +100,11 @@ def _cells(part: str | None, tasks: Sequence[str] | None) -> list[tuple[str, str
     _checked("part", part and [part], PARTS)
     names = _checked("tasks", tasks, tuple(TASKS))
     return [cell for cell in cells(part) if cell[0] in names]
+
+
+def _can_run(cell: tuple[str, str], left_out: Container[str]) -> bool:
+    """Whether its data are here, and its optimizer: torch has Muon since 2.9."""
+    return TASKS[cell[0]].family not in left_out and (cell[1] != "muon" or hasattr(torch.optim, "Muon"))
 
 
 def _checked(what: str, given: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.zoo.families import FAMILIES
+from benchmarks.zoo.families import FAMILIES, Family
 from benchmarks.zoo.task import Batch, Parts
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "cut",
     "find",
     "lines",
+    "missing",
     "scaled",
     "sklearn_set",
     "split",
@@ -57,6 +59,18 @@ def find(name: str) -> Path:
             f"no file {path}: it was made from {source}; set HDET_ZOO to the folder that holds it"
         )
     return path
+
+
+def missing(family: Family) -> str:
+    """What of a family's data is not here, and where it comes from; empty if all is."""
+    if family.source.startswith("scikit-learn") and not find_spec("sklearn"):
+        return "scikit-learn is not installed: pip install scikit-learn"
+    try:
+        for name in family.files:
+            find(name)
+    except MissingDataError as error:
+        return str(error)
+    return ""
 
 
 @cache

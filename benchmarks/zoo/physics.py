@@ -33,7 +33,7 @@ def _points(name: str) -> tuple[Tensor, Tensor]:
 def _burgers() -> Parts:
     """Places inside, to hold the equation at; places at the beginning and at the walls, with the field there.
 
-    Probe and test hold the same kinds of losses at other places, and the test also the field inside.
+    All parts hold the same kinds of losses, each at places of its own.
     """
     places, field = _points("burgers")
     edge = (places[:, 1] == -1) | (places[:, 0].abs() == 1)

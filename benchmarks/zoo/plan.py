@@ -23,6 +23,7 @@ __all__ = [
     "Plan",
     "Run",
     "best_settings",
+    "first_seed",
     "loss_of",
     "planned",
     "run_of",
@@ -42,6 +43,9 @@ _STARTS = {
     "sgd": (-4, -3, -2, -5, -1, -6, 0, -7),
     "lion": (-8, -7, -9, -6, -10, -5, -11, -4),
     "muon": (-6, -5, -7, -4, -8, -3, -9, -10),
+}
+_SETTINGS = {
+    exponent: [(learning_rate(exponent), schedule) for schedule in SCHEDULES] for exponent in range(-20, 10)
 }
 #: So many rates a sweep may add at its edges: losses in raw units need rates far from the usual.
 _EXTENSIONS = 8
@@ -90,12 +94,14 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
     """Every run the plan asks for as far as can be known by now, in order and each once."""
     runs: list[Run] = []
     if "sweep" in plan.methods:
-        swept = {cell: _swept(plan, cell, finished) for cell in plan.cells}
+        first = first_seed(plan, finished)
+        swept = {cell: _swept(cell, rows) for cell, rows in first.items()}
         for place in range(max(map(len, swept.values()), default=0)):
             runs += (plan.fixed(cell, some[place], 0) for cell, some in swept.items() if place < len(some))
         for seed in range(1, plan.seeds):
             for cell, some in swept.items():
-                runs += (plan.fixed(cell, best, seed) for best in best_settings(plan, cell, some, finished))
+                if len(first[cell]) == len(some):
+                    runs += (plan.fixed(cell, best, seed) for best in best_settings(first[cell]))
     others = {"default": plan.default, "autolr": plan.autolr}
     for seed in range(plan.seeds):
         for method, run in others.items():
@@ -103,19 +109,23 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
     return list(dict.fromkeys(runs))
 
 
-def best_settings(
-    plan: Plan, cell: Cell, swept: Sequence[Setting], finished: Mapping[Run, Row]
-) -> list[Setting]:
-    """The two that are worth other seeds; none before all of the sweep is there.
+def first_seed(plan: Plan, finished: Mapping[Run, Row]) -> dict[Cell, dict[Setting, Row]]:
+    """What is known of every cell's sweep with seed 0."""
+    found: dict[Cell, dict[Setting, Row]] = {cell: {} for cell in plan.cells}
+    for run, row in finished.items():
+        cell = run.task, run.optimizer
+        if run.rate is not None and run.seed == 0 and run.device == plan.device and cell in found:
+            found[cell][run.rate, run.schedule] = row
+    return found
+
+
+def best_settings(swept: Mapping[Setting, Row]) -> list[Setting]:
+    """The two that are worth other seeds.
 
     The best as it ends and the best with the choice of weights, or, where these are one, the next as it ends.
     """
-    rows = {setting: finished.get(plan.fixed(cell, setting, 0)) for setting in swept}
-    if None in rows.values():
-        return []
-    known = {setting: row for setting, row in rows.items() if row is not None}
-    by_end = sorted(known, key=lambda setting: loss_of(known[setting], "test"))
-    by_choice = min(known, key=lambda setting: loss_of(known[setting], "test_chosen"))
+    by_end = sorted(swept, key=lambda setting: loss_of(swept[setting], "test"))
+    by_choice = min(swept, key=lambda setting: loss_of(swept[setting], "test_chosen"))
     return list(dict.fromkeys([by_end[0], by_choice, *by_end]))[:2]
 
 
@@ -129,30 +139,23 @@ def run_of(row: Row) -> Run:
     return Run(**{part.name: row[part.name] for part in fields(Run)})
 
 
-def _swept(plan: Plan, cell: Cell, finished: Mapping[Run, Row]) -> list[Setting]:
+def _swept(cell: Cell, known: Mapping[Setting, Row]) -> list[Setting]:
     """The settings of one sweep: those it starts from, and those it was led to."""
     tried = list(_STARTS[cell[1]])
-    losses = _losses(plan, cell, tried, finished)
     for _ in range(_EXTENSIONS):
+        losses = _losses(tried, known)
         further = next_half_decade(losses) if losses else None
         if further is None:
             break
         tried.append(further)
-        losses = losses and _losses(plan, cell, tried, finished)
-    return [(learning_rate(exponent), schedule) for exponent in tried for schedule in SCHEDULES]
+    return [setting for exponent in tried for setting in _SETTINGS[exponent]]
 
 
-def _losses(
-    plan: Plan, cell: Cell, exponents: Sequence[int], finished: Mapping[Run, Row]
-) -> dict[int, float]:
+def _losses(exponents: Sequence[int], known: Mapping[Setting, Row]) -> dict[int, float]:
     """For each exponent the loss under its better schedule; empty while any is not known."""
-    losses: dict[int, float] = {}
-    for exponent in exponents:
-        rows = [
-            finished.get(plan.fixed(cell, (learning_rate(exponent), schedule), 0)) for schedule in SCHEDULES
-        ]
-        found = [loss_of(row, "test") for row in rows if row is not None]
-        if len(found) < len(SCHEDULES):
-            return {}
-        losses[exponent] = min(found)
-    return losses
+    if not all(setting in known for exponent in exponents for setting in _SETTINGS[exponent]):
+        return {}
+    return {
+        exponent: min(loss_of(known[setting], "test") for setting in _SETTINGS[exponent])
+        for exponent in exponents
+    }

@@ -155,7 +155,7 @@ def _lists() -> Parts:
 
 
 def _films() -> Parts:
-    """A user, a film watched, and one that another user watched at about that time."""
+    """A user, a film watched, and another one, drawn by how often films are watched."""
     found = arrays("rec_movielens100k.npz")
     user, film = tensor(found["user"]), tensor(found["item"])
     order = torch.randperm(len(user), generator=generator(0, "zoo films"))

@@ -2,7 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from rich.console import Console
@@ -40,6 +40,20 @@ def test_nothing_done_is_an_empty_table(tmp_path):
     assert result["missing_runs"] == 2
     assert result["cells"] == []
     command.table(result)
+
+
+def test_what_cannot_run_here_is_left_out(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setenv("HDET_ZOO", str(tmp_path))
+    monkeypatch.setattr(command, "workers", lambda *given: nullcontext())
+    monkeypatch.setattr(command, "complete", lambda planned, *given, **more: said.append(planned()))
+    monkeypatch.delattr("torch.optim.Muon", raising=False)
+    command.run(on_progress=said.append, rows=tmp_path / "rows.jsonl", methods=["autolr"], seeds=1)
+    *lacks, runs = said
+    assert any("tab_letter.npz" in lack for lack in lacks)
+    assert {run.optimizer for run in runs} == {"adamw", "sgd", "lion"}
+    assert TASK in {run.task for run in runs}
+    assert "letter-mlp" not in {run.task for run in runs}
 
 
 def test_wrong_names_are_refused(tmp_path):

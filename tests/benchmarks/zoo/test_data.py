@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.zoo import data
+from benchmarks.zoo.families import FAMILIES
 
 
 def test_a_missing_file_is_named_with_its_source(monkeypatch, tmp_path):
@@ -15,6 +16,15 @@ def test_a_missing_file_is_named_with_its_source(monkeypatch, tmp_path):
         data.find("tab_letter.npz")
     (tmp_path / "tab_letter.npz").touch()
     assert data.find("tab_letter.npz") == tmp_path / "tab_letter.npz"
+
+
+def test_a_family_says_what_of_it_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setenv("HDET_ZOO", str(tmp_path))
+    told = {family.name: data.missing(family) for family in FAMILIES}
+    assert "img_fashion3600.npz" in told["clothes"]
+    assert told["flows"] == ""
+    monkeypatch.setattr(data, "find_spec", lambda name: None)
+    assert "scikit-learn" in data.missing(next(one for one in FAMILIES if one.name == "clinic"))
 
 
 def test_without_scikit_learn_its_sets_say_so(monkeypatch):
