@@ -155,12 +155,12 @@ def _lists() -> Parts:
 
 
 def _films() -> Parts:
-    """A user, a film watched, and another one, drawn by how often films are watched."""
+    """A user, a film watched, and any other film."""
     found = arrays("rec_movielens100k.npz")
     user, film = tensor(found["user"]), tensor(found["item"])
     order = torch.randperm(len(user), generator=generator(0, "zoo films"))
-    other = film[torch.randperm(len(film), generator=generator(1, "zoo films"))]
-    return split(user[order], film[order], other[order], train=40_000)
+    other = torch.randint(int(film.max()) + 1, film.shape, generator=generator(1, "zoo films"))
+    return split(user[order], film[order], other, train=40_000)
 
 
 def _facts(name: str) -> Parts:
@@ -218,16 +218,19 @@ class _Products(nn.Module):
 
 
 class _WordsVAE(nn.Module):
-    """A few Gaussian numbers for a bag of words; one draw of them in training, their mean in evaluation."""
+    """A few Gaussian numbers for a bag of words, drawn by the noise that the batch brings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.decoder = mlp(100, 128, 32), mlp(16, 128, 100)
 
-    def forward(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, words: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, log_deviation = self.encoder(words).chunk(2, 1)
-        code = mean + torch.randn_like(mean) * log_deviation.exp() if self.training else mean
-        return self.decoder(code), mean, log_deviation
+        return self.decoder(mean + noise * log_deviation.exp()), mean, log_deviation
+
+
+def _with_noise(batch: Batch, draw: torch.Generator) -> Batch:
+    return batch[0], torch.randn(len(batch[0]), 16, generator=draw, device=batch[0].device)
 
 
 def _evidence(model: nn.Module, batch: Batch) -> Tensor:
@@ -569,6 +572,7 @@ TASKS: tuple[Task, ...] = (
         model=_WordsVAE,
         loss=_evidence,
         batch=128,
+        augment=_with_noise,
     ),
     task(
         "genres-raw-columns",
