@@ -121,7 +121,7 @@ TASKS: tuple[Task, ...] = (
         loss=squares,
         batch=2048,
         also=("muon",),
-        floor=0.02,
+        floor=0.002,
     ),
     task(
         "waves-next-step",
@@ -131,6 +131,6 @@ TASKS: tuple[Task, ...] = (
         model=_step_net,
         loss=squares,
         batch=8,
-        floor=0.0001,
+        floor=3e-5,
     ),
 )
