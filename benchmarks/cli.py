@@ -58,6 +58,14 @@ class Shown(str, Enum):
     excess = "excess"
 
 
+class Part(str, Enum):
+    """A part of the zoo's families."""
+
+    fit = "fit"
+    dev = "dev"
+    test = "test"
+
+
 _SCALE = Annotated[
     Scale | None, typer.Option(help="The size of the tasks.", show_default="that of the device")
 ]
@@ -98,6 +106,12 @@ _CHART = Annotated[
 _PROBLEMS = Annotated[
     str | None, typer.Option(help="Names of problems, between commas.", show_default="all of them")
 ]
+_PART = Annotated[Part | None, typer.Option(help="Which families.", show_default="all of them")]
+_METHODS = Annotated[
+    str | None,
+    typer.Option(help="Some of sweep, default, autolr, between commas.", show_default="all of them"),
+]
+_TASKS = Annotated[str | None, typer.Option(help="Names of tasks, between commas.", show_default="all")]
 _STEPS = Annotated[int | None, typer.Option(min=40, help="The cap of steps.", show_default="20,000")]
 
 
@@ -187,6 +201,14 @@ BENCHMARKS = {
     "deepobs": Benchmark(
         "deepobs.command", "AutoLR on DeepOBS's quadratic_deep, beside published baselines."
     ),
+    "zoo": Benchmark(
+        "zoo.command",
+        "What AutoLR and a default rate cost beside tuned sweeps, on many small tasks of many kinds.",
+        {
+            **{"part": _PART, "methods": _METHODS, "tasks": _TASKS, "seeds": _SEEDS},
+            **_in_parts("runs/zoo-DEVICE.jsonl"),
+        },
+    ),
     "autolr": Benchmark("speed.autolr", "What AutoLR costs, beside plain training."),
     "large": Benchmark("speed.large", "What AutoLR costs around a transformer of a billion parameters."),
     "step": Benchmark("speed.step", "What hdet adds to a training step."),
@@ -213,9 +235,10 @@ def _measure(name: str, given: dict[str, Any]) -> None:
     chart, table = given.pop("chart", None), given.pop("table", None)
     if given.pop("published", False):
         given["with_published"] = True
-    for key in ("workloads", "optimizers", "problems"):
+    for key in ("workloads", "optimizers", "problems", "methods", "tasks"):
         given[key] = given.get(key) and given[key].split(",")
-    given["scale"] = given.get("scale") and given["scale"].value
+    for key in ("scale", "part"):
+        given[key] = given.get(key) and given[key].value
     options = {key: value for key, value in given.items() if value}
     if given.get("minutes") == 0:
         options["minutes"] = 0.0

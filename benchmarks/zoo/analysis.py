@@ -1,0 +1,136 @@
+"""From rows to the table: what each method costs beside the tuned sweep, per cell and per part.
+
+*Excess* is (loss − the sweep's) / the sweep's loss, over means of all seeds: once against the sweep as it
+ends, once against the sweep with the choice of weights. The unit is no smaller than the task's floor. A run
+that leaves no finite loss counts as having stayed where it began.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.rows import Row, six_digits
+from benchmarks.zoo.catalogue import TASKS
+from benchmarks.zoo.families import PARTS, part_of
+from benchmarks.zoo.plan import Cell, Plan, Run, best_settings, first_seed, loss_of
+
+__all__ = ["MEASURES", "analyse", "excess"]
+
+#: As it ends, and with the choice of weights.
+MEASURES = ("test", "test_chosen")
+#: Which loss of a method is compared with each of the sweep's.
+_LOSSES = {
+    "default": {"test": "test", "test_chosen": "test_chosen"},
+    "autolr": {"test": "test_chosen", "test_chosen": "test_chosen"},
+}
+#: A run is lost that ends so far above the sweep, or within so small a share of where it began.
+_FAR, _NO_WAY = 0.25, 0.1
+
+
+def excess(loss: float, best: float, floor: float = 0.0) -> float:
+    """How far above the best, as a share.
+
+    >>> excess(1.5, 1.0), excess(0.75, 0.25, floor=1.0), excess(-1.5, -2.0)
+    (0.5, 0.5, 0.25)
+    """
+    return (loss - best) / max(abs(best), floor, 1e-12)
+
+
+def analyse(plan: Plan, finished: Mapping[Run, Row]) -> dict[str, Any]:
+    """One line for each cell whose sweep has begun, and what they come to in every part."""
+    first = first_seed(plan, finished)
+    lines = [_line(plan, cell, swept, finished) for cell, swept in first.items() if swept]
+    parts = {part: [line for line in lines if line["part"] == part] for part in PARTS}
+    return {
+        "cells": six_digits(lines),
+        "summary": {
+            part: six_digits({method: _summary(some, method) for method in _LOSSES})
+            for part, some in {**parts, "all": lines}.items()
+            if some
+        },
+    }
+
+
+def _line(
+    plan: Plan, cell: Cell, swept: Mapping[tuple[float, str], Row], finished: Mapping[Run, Row]
+) -> dict[str, Any]:
+    task = TASKS[cell[0]]
+    best = {
+        setting: [finished.get(plan.fixed(cell, setting, seed)) for seed in range(plan.seeds)]
+        for setting in best_settings(swept)
+    }
+    sweep = {measure: _better(best, measure) for measure in MEASURES}
+    line: dict[str, Any] = {
+        **{"task": cell[0], "optimizer": cell[1], "family": task.family, "part": part_of(task.family)},
+        **{"steps": task.steps, "sweep": sweep, "start": next(iter(swept.values()))["start"]},
+    }
+    for method, run in (("default", plan.default), ("autolr", plan.autolr)):
+        own = [run(cell, seed) for seed in range(plan.seeds)]
+        rows = [finished[one] for one in own if one in finished]
+        line[method] = _method(rows, _LOSSES[method], sweep, task.floor) if rows else None
+    return line
+
+
+def _method(
+    rows: Sequence[Row], seen: Mapping[str, str], sweep: Mapping[str, Any], floor: float
+) -> dict[str, Any]:
+    told: dict[str, Any] = {"seeds": len(rows)}
+    for measure in MEASURES:
+        losses = [_loss(row, seen[measure]) for row in rows]
+        told[f"excess_{measure}"] = excess(statistics.fmean(losses), sweep[measure]["loss"], floor)
+    best = sweep["test_chosen"]["loss"]
+    told["lost"] = sum(_lost(row, seen["test_chosen"], best, floor) for row in rows)
+    told["reached"] = [row["reached"] for row in rows]
+    told["back"] = sum(row["back"] for row in rows)
+    told["early"] = sum(row["taken"] < row["steps"] for row in rows)
+    return told
+
+
+def _lost(row: Row, name: str, best: float, floor: float) -> bool:
+    loss = _loss(row, name)
+    return excess(loss, best, floor) > _FAR or row["start"] - loss < _NO_WAY * (row["start"] - best)
+
+
+def _better(best: Mapping[tuple[float, str], Sequence[Row | None]], measure: str) -> dict[str, Any]:
+    """The better of the two settings that seed 0 led to, by the seeds that both have."""
+    both = [rows for rows in zip(*best.values(), strict=True) if None not in rows]
+    means = {
+        setting: statistics.fmean(_loss(rows[place], measure) for rows in both)
+        for place, setting in enumerate(best)
+    }
+    rate, schedule = min(means, key=lambda setting: means[setting])
+    return {"loss": means[rate, schedule], "rate": rate, "schedule": schedule, "seeds": len(both)}
+
+
+def _summary(lines: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
+    some = [line for line in lines if line[method] is not None]
+    told: dict[str, Any] = {
+        "cells": len(some),
+        "runs": sum(line[method]["seeds"] for line in some),
+        "lost": sum(line[method]["lost"] for line in some),
+    }
+    for measure in MEASURES if some else ():
+        values = sorted(line[method][f"excess_{measure}"] for line in some)
+        told[measure] = {
+            "mean": statistics.fmean(values),
+            "median": statistics.median(values),
+            "nine_of_ten": values[math.ceil(0.9 * len(values)) - 1],
+            "worst": values[-1],
+            "ahead_of_default": sum(_ahead(line, method, measure) for line in some),
+        }
+    return told
+
+
+def _ahead(line: Mapping[str, Any], method: str, measure: str) -> bool:
+    other, name = line["default"], f"excess_{measure}"
+    return other is not None and bool(line[method][name] < other[name])
+
+
+def _loss(row: Row | None, name: str) -> float:
+    """Where it began, if the run has left nothing finite."""
+    assert row is not None
+    loss = loss_of(row, name)
+    return loss if math.isfinite(loss) else float(row["start"])

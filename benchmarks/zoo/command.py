@@ -1,0 +1,173 @@
+"""The zoo's command: run what is missing, then make the table of all that is there."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks import machine
+from benchmarks.pool import Say, complete, workers
+from benchmarks.regret.arms import prepare
+from benchmarks.rows import KeptRows, Row
+from benchmarks.zoo.analysis import MEASURES, analyse
+from benchmarks.zoo.catalogue import TASKS, cells
+from benchmarks.zoo.data import missing
+from benchmarks.zoo.families import FAMILIES, PARTS
+from benchmarks.zoo.plan import METHODS, Plan, Run, planned, run_of
+from benchmarks.zoo.runs import execute
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+__all__ = ["run", "table"]
+
+#: Quick runs need no data.
+_QUICK = "linear-layers-full-batch"
+
+
+def run(
+    quick: bool = False,
+    device: str = "cpu",
+    on_progress: Say | None = None,
+    *,
+    part: str | None = None,
+    methods: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
+    seeds: int | None = None,
+    rows: Path | None = None,
+    processes: int | None = None,
+    minutes: float | None = None,
+) -> dict[str, Any]:
+    """Run what is not in ``rows`` yet, and make the table of all that is; the result is plain JSON.
+
+    Args:
+        quick: one task and one seed; kept in memory unless ``rows`` is given.
+        part: fit, dev or test; all cells if None.
+        methods: some of sweep, default and autolr; all if None.
+        tasks: names, all of the part if None.
+        seeds: how many, 3 if None.
+        rows: the file that finished runs are appended to, ``runs/zoo-<device>.jsonl`` if None.
+        processes: how many runs go on at a time, as many as there are cores if None.
+        minutes: after so long no further run is started.
+    """
+    say = on_progress or (lambda _: None)
+    tasks = [_QUICK] if quick and tasks is None else tasks
+    plan = Plan(
+        _cells(part, tasks), _checked("methods", methods, METHODS), seeds or (1 if quick else 3), device
+    )
+    if rows is None and not quick:
+        rows = Path("runs") / f"zoo-{device}.jsonl"
+    done: KeptRows[Run] = KeptRows(rows, run_of)
+    at_once = processes or os.cpu_count() or 1
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    left_out = {family.name: lack for family in FAMILIES if (lack := missing(family))}
+    here = replace(plan, cells=[cell for cell in plan.cells if _can_run(cell, left_out)])
+    if minutes != 0:
+        for lack in left_out.values():
+            say(f"left out: {lack}")
+        with workers(device, at_once, say, prepare) as pool:
+            complete(
+                lambda: planned(here, done.finished),
+                done,
+                pool,
+                execute,
+                at_once=at_once,
+                deadline=deadline,
+                say=say,
+                told=_told,
+            )
+    lacking = [one for one in planned(plan, done.finished) if one not in done.finished]
+    errors = {
+        f"{one.task} {one.optimizer}: {done.failed[one]['error']}" for one in lacking if one in done.failed
+    }
+    return {
+        **machine.about("zoo", quick=quick, device=device),
+        "settings": {"cells": len(plan.cells), "methods": list(plan.methods), "seeds": plan.seeds},
+        "missing_runs": len(lacking),
+        "errors": sorted(errors),
+        **analyse(plan, done.finished),
+    }
+
+
+def _cells(part: str | None, tasks: Sequence[str] | None) -> list[tuple[str, str]]:
+    _checked("part", part and [part], PARTS)
+    names = _checked("tasks", tasks, tuple(TASKS))
+    return [cell for cell in cells(part) if cell[0] in names]
+
+
+def _can_run(cell: tuple[str, str], left_out: Container[str]) -> bool:
+    """Whether its data are here, and its optimizer: torch has Muon since 2.9."""
+    return TASKS[cell[0]].family not in left_out and (cell[1] != "muon" or hasattr(torch.optim, "Muon"))
+
+
+def _checked(what: str, given: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(given or known)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{what} must be some of {', '.join(known)}, got {', '.join(unknown)}")
+    return names
+
+
+def _told(row: Row) -> str:
+    if "error" in row:
+        return f"{run_of(row)}: {row['error']}"
+    losses = ", ".join("not finite" if row[name] is None else f"{row[name]:.4g}" for name in MEASURES)
+    return f"{run_of(row)}: {losses}, {row['seconds']:.1f} s"
+
+
+def table(result: dict[str, Any]) -> Group:
+    """Every cell, then every part; against the sweep as it ends, and with the same choice of weights."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    missing = f"; {result['missing_runs']} runs are still missing" if result["missing_runs"] else ""
+    per_cell = Table(
+        *("task", "optimizer", "part", "best rate", "default, %", "AutoLR, %"), title=f"The zoo{missing}"
+    )
+    for line in result["cells"]:
+        best = line["sweep"]["test"]
+        shown = [line["task"], line["optimizer"], line["part"], f"{best['rate']:g} {best['schedule']}"]
+        per_cell.add_row(*map(Text, [*shown, _pair(line["default"]), _pair(line["autolr"])]))
+    headings = (
+        "part",
+        "method",
+        "cells",
+        "mean, %",
+        "median, %",
+        "nine of ten, %",
+        "worst, %",
+        "lost",
+        "ahead",
+    )
+    per_part = Table(*headings)
+    for part, methods in result["summary"].items():
+        for method, told in methods.items():
+            if not told["cells"]:
+                continue
+            numbers = [
+                ", ".join(f"{100 * told[measure][name]:+.1f}" for measure in MEASURES)
+                for name in ("mean", "median", "nine_of_ten", "worst")
+            ]
+            ahead = (
+                f"{told['test_chosen']['ahead_of_default']} of {told['cells']}" if method != "default" else ""
+            )
+            per_part.add_row(
+                *map(
+                    Text,
+                    [part, method, str(told["cells"]), *numbers, f"{told['lost']} of {told['runs']}", ahead],
+                )
+            )
+    return Group(per_cell, per_part, *map(Text, result["errors"]))
+
+
+def _pair(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    return ", ".join(f"{100 * found[f'excess_{measure}']:+.1f}" for measure in MEASURES)

@@ -1,0 +1,160 @@
+"""One run of a cell, from the first step to the losses of what it leaves.
+
+All runs of a task and a seed start from the same weights and take their steps on the same batches. What a run
+leaves is told twice: as it ends, and as :class:`hdet.BestMean` or AutoLR itself chooses it by the probe.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
+
+import hdet
+from benchmarks.regret.optimizers import build, rate
+from benchmarks.regret.trainer import stepping, with_wsd
+from benchmarks.rows import Row, failure
+from benchmarks.workloads.base import Batch, seeded
+from benchmarks.zoo.catalogue import TASKS
+from benchmarks.zoo.plan import DEFAULT_RATES, Run
+from benchmarks.zoo.task import Setting
+
+__all__ = ["execute", "mean_loss"]
+
+#: Every so many steps a run at a fixed rate is asked whether its loss is still a number.
+_LOOK = 50
+#: Beyond so many times the loss at the start a run has diverged, like one whose loss is not finite.
+_DIVERGED = 10.0
+#: The rate of AutoLR is read here, a share of the run, before the schedule comes down.
+_READ = 0.7
+
+
+@dataclass(frozen=True)
+class _Trainer:
+    """What decides the rate: its optimizers, what follows their step, what chooses weights."""
+
+    optimizers: Sequence[Any]
+    after_step: Callable[[Tensor], object]
+    finish_: Callable[[], object]
+    finished: Callable[[], bool] = lambda: False
+    events: Sequence[hdet.Event] = ()
+
+
+def execute(run: Run, steps: int | None = None) -> Row:
+    """The run's result, or its error; never raises. ``steps`` are the task's own if None."""
+    try:
+        with seeded(run.seed):
+            return _execute(run, TASKS[run.task].steps if steps is None else steps)
+    except Exception as error:
+        return failure(run, error)
+
+
+def mean_loss(setting: Setting, batches: Sequence[Batch]) -> float:
+    """The mean over all rows, in evaluation mode; the mode of every module is put back."""
+    modes = [(module, module.training) for module in setting.model.modules()]
+    setting.model.eval()
+    try:
+        with torch.no_grad():
+            losses = torch.stack([setting.loss_fn(batch).detach() for batch in batches])
+    finally:
+        for module, training in modes:
+            module.training = training
+    counts = torch.tensor([float(len(batch[0])) for batch in batches], device=losses.device)
+    return float((losses * counts).sum() / counts.sum())
+
+
+def _execute(run: Run, steps: int) -> Row:
+    if torch.device(run.device).type == "cuda":
+        torch.cuda.manual_seed(run.seed)  # dropout is drawn there
+    began = time.perf_counter()
+    setting = TASKS[run.task].build(run.seed, run.device)
+    setting.model.train()
+    start = mean_loss(setting, setting.test), mean_loss(setting, setting.held_out)
+    trainer = (_autolr if run.method == "autolr" else _fixed)(run, setting, steps)
+    built = time.perf_counter()
+    taken, reached, read = _train(setting, trainer, steps, watch=run.method != "autolr")
+    end = mean_loss(setting, setting.test), mean_loss(setting, setting.held_out)
+    trained = time.perf_counter()
+    handed = trainer.finish_()
+    chosen = mean_loss(setting, setting.test), mean_loss(setting, setting.held_out)
+    limit = start[0] + (_DIVERGED - 1) * abs(start[0])
+    return {
+        **asdict(run),
+        **_finite({"test": end[0], "probe": end[1], "test_chosen": chosen[0], "probe_chosen": chosen[1]}),
+        **_finite({"start": start[0], "probe_start": start[1], "reached": reached, "found": read}),
+        "diverged": not end[0] <= limit,  # which NaN is not either
+        "chosen_step": getattr(handed, "step", None),
+        "chosen_kind": getattr(handed, "kind", None),
+        "taken": taken,
+        "steps": steps,
+        "back": sum(event.kind == "back" for event in trainer.events),
+        "seconds": round(trained - built, 3),
+        "seconds_around": round(built - began + time.perf_counter() - trained, 3),
+    }
+
+
+def _train(setting: Setting, trainer: _Trainer, steps: int, *, watch: bool) -> tuple[int, float, float]:
+    """Steps taken, the highest rate, and the last one of the first seven tenths of the run."""
+    reached = read = 0.0
+    for taken in range(1, steps + 1):
+        loss = setting.loss_fn(setting.batches())
+        for optimizer in trainer.optimizers:
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in trainer.optimizers:
+            optimizer.step()
+        now = rate(trainer.optimizers, "lr")
+        reached = max(reached, now)
+        read = now if taken <= _READ * steps else read
+        trainer.after_step(loss.detach())
+        if trainer.finished() or (watch and taken % _LOOK == 0 and not math.isfinite(loss.item())):
+            break
+    return taken, reached, read
+
+
+def _probe(setting: Setting) -> hdet.Probe:
+    return hdet.Probe(setting.loss_fn, setting.held_out, model=setting.model)
+
+
+def _fixed(run: Run, setting: Setting, steps: int) -> _Trainer:
+    """A given rate under a plain schedule, and the choice of weights beside it."""
+    assert run.rate is not None
+    optimizers = build(run.optimizer, setting.model, run.rate)
+    schedules = stepping(
+        [
+            OneCycleLR(optimizer, run.rate, steps, cycle_momentum=False)
+            if run.schedule == "onecycle"
+            else with_wsd(optimizer, steps)
+            for optimizer in optimizers
+        ]
+    )
+    best = hdet.BestMean(setting.model, _probe(setting))
+
+    def after_step(loss: Tensor) -> None:
+        schedules(loss)
+        best.step()
+
+    return _Trainer(optimizers, after_step, best.finish_)
+
+
+def _autolr(run: Run, setting: Setting, steps: int) -> _Trainer:
+    """No rate is given."""
+    optimizers = build(run.optimizer, setting.model, DEFAULT_RATES[run.optimizer])
+    events: list[hdet.Event] = []
+    auto = hdet.AutoLR(
+        optimizers[0] if len(optimizers) == 1 else optimizers,
+        total_steps=steps,
+        probe=_probe(setting),
+        on_event=events.append,
+    )
+    return _Trainer(optimizers, auto.step, auto.finish_, lambda: auto.finished, events)
+
+
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -1,0 +1,64 @@
+"""From rows to the table."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks.zoo.analysis import analyse
+from benchmarks.zoo.families import part_of
+from benchmarks.zoo.plan import Plan
+from tests.benchmarks.zoo.rows import complete, row_of
+
+PLAN = Plan([("letter-mlp", "adamw"), ("clothes-autoencoder", "sgd")])
+
+
+def loss(run):
+    if run.method == "autolr":
+        return 1.05 if run.task == "letter-mlp" else 1.2
+    return 1 + abs(math.log10(run.rate / (1e-3 if run.optimizer == "adamw" else 1e-1)))
+
+
+def test_excess_is_told_per_cell_and_per_part():
+    told = analyse(PLAN, complete(PLAN, loss))
+    letters, clothes = told["cells"]
+    assert letters["sweep"]["test"] == {"loss": 1.0, "rate": 1e-3, "schedule": "onecycle", "seeds": 3}
+    assert letters["default"]["excess_test"] == 0
+    assert letters["autolr"]["excess_test_chosen"] == pytest.approx(0.05)
+    assert clothes["default"]["excess_test"] == pytest.approx(1.0)
+    assert clothes["default"]["lost"] == 3
+    everything = told["summary"]["all"]["autolr"]
+    assert everything["test"]["mean"] == pytest.approx(0.125)
+    assert everything["test"]["worst"] == pytest.approx(0.2)
+    assert everything["test"]["ahead_of_default"] == 1
+    assert everything["lost"] == 0
+    assert told["summary"][part_of("clothes")]["autolr"]["cells"] >= 1
+    json.dumps(told, allow_nan=False)
+
+
+def test_a_run_that_leaves_nothing_counts_as_its_start():
+    done = complete(PLAN, loss)
+    run = PLAN.autolr(PLAN.cells[0], 0)
+    done[run] = row_of(run, math.inf) | {"test_chosen": None}
+    line = analyse(PLAN, done)["cells"][0]
+    assert line["autolr"]["excess_test"] == pytest.approx((2.0 + 1.05 + 1.05) / 3 - 1)
+    assert line["autolr"]["lost"] == 1
+
+
+def test_other_seeds_of_the_default_do_not_pass_for_the_sweep():
+    sweep = complete(Plan(PLAN.cells[1:], methods=("sweep",), seeds=1), loss)
+    default = complete(Plan(PLAN.cells[1:], methods=("default",)), loss)
+    (line,) = analyse(PLAN, {**sweep, **default})["cells"]
+    assert line["sweep"]["test"]["rate"] == 0.1
+    assert line["autolr"] is None
+
+
+def test_a_cell_without_a_sweep_has_no_line():
+    done = complete(Plan(PLAN.cells, methods=("autolr",)), loss)
+    assert analyse(PLAN, done) == {"cells": [], "summary": {}}
+
+
+def test_a_floor_is_the_smallest_unit():
+    plan = Plan([("mushrooms-separable", "adamw")])
+    (line,) = analyse(plan, complete(plan, lambda run: 1e-6 if run.rate else 0.005))["cells"]
+    assert line["autolr"]["excess_test"] == pytest.approx(0.1, rel=1e-3)
