@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,7 @@ __all__ = ["Mutant", "draw", "main", "mutants_of"]
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path("src") / "hdet"
-RESULT = ROOT / "docs" / "evidence" / "mutation.json"
+RESULT = ROOT / "docs" / "mutation.json"
 #: Frameworks and pages, which the short suite cannot import or look at; the rest of `make test-all` does.
 LEFT_OUT = ("integrations", "report/assets")
 COUNT, LIMIT_S = 40, 900
@@ -201,52 +200,68 @@ def _first_failure(tests: list[str], tree: Path) -> str | None:
 
 
 def main() -> None:
-    """Draw, try, and write docs/evidence/mutation.json."""
+    """Draw, try, and write docs/mutation.json after every mutant, so that it can be stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit", default="HEAD", help="whose code; the one in the file continues it")
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    files = [
-        file
-        for file in sorted((ROOT / PACKAGE).rglob("*.py"))
-        if not file.relative_to(ROOT / PACKAGE).as_posix().startswith(LEFT_OUT)
-    ]
-    drawn = draw(files, commit, given.count)
+    commit = _git("rev-parse", given.commit).decode().strip()
     with tempfile.TemporaryDirectory() as folder:
         trees: Queue[Path] = Queue()
         for job in range(given.jobs):
             tree = Path(folder) / str(job)
-            shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv*", ".git", "runs", ".*_cache"))
+            tree.mkdir()
+            subprocess.run(["tar", "-x", "-C", tree], input=_git("archive", commit), check=True)
             trees.put(tree)
+        drawn = draw(_candidate_files(tree), commit, given.count, tree)
+        rows = {mutant: row for mutant, row in _known(commit).items() if mutant in drawn}
+        if not rows and (failed := _first_failure(short_suite(), tree)) is not None:
+            sys.exit(f"mutate: the suite must pass before anything is changed, and {failed} fails")
 
-        def one(mutant: Mutant) -> dict[str, Any]:
+        def one(mutant: Mutant) -> None:
             tree = trees.get()
             try:
-                row = attempt(mutant, tree)
+                row = rows[mutant] = attempt(mutant, tree)
             finally:
                 trees.put(tree)
             outcome = row["caught_by"] or "SURVIVES"
             print(f"{mutant.file}:{mutant.line}: {outcome} ({row['seconds']} s)", flush=True)
-            return row
+            _write(commit, [rows[mutant] for mutant in drawn if mutant in rows], len(drawn))
 
-        if (failed := _first_failure(short_suite(), Path(folder) / "0")) is not None:
-            sys.exit(f"mutate: the suite must pass before anything is changed, and {failed} fails")
         with ThreadPoolExecutor(given.jobs) as pool:
-            rows = list(pool.map(one, drawn))
+            list(pool.map(one, [mutant for mutant in drawn if mutant not in rows]))
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True).stdout
+
+
+def _candidate_files(tree: Path) -> list[Path]:
+    package = tree / PACKAGE
+    files = sorted(package.rglob("*.py"))
+    return [file for file in files if not file.relative_to(package).as_posix().startswith(LEFT_OUT)]
+
+
+def _known(commit: str) -> dict[Mutant, dict[str, Any]]:
+    """What the file holds of this commit."""
+    result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    rows = result["rows"] if result.get("commit") == commit else []
+    return {Mutant(*(row[name] for name in ("file", "line", "before", "after"))): row for row in rows}
+
+
+def _write(commit: str, rows: list[dict[str, Any]], drawn: int) -> None:
     caught = sum(row["caught_by"] is not None for row in rows)
     result = {
         **about("mutation", quick=False, device="cpu"),
-        "command": "make mutate",
+        "command": f"python -m benchmarks.tools.mutate --commit {commit[:7]}",
         "commit": commit,
+        "drawn": drawn,
+        "tried": len(rows),
         "caught": caught,
-        "of": len(rows),
         "rows": rows,
     }
     RESULT.write_text(as_json(result), encoding="utf-8")
-    print(json.dumps({"caught": caught, "of": len(rows)}))
 
 
 if __name__ == "__main__":

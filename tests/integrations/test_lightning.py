@@ -87,11 +87,11 @@ def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path, kind: str, at: in
 
 
 def test_a_checkpoint_without_our_state_is_refused(tmp_path: Path) -> None:
-    """A search that begins anew within a run would climb from nothing, unsaid."""
+    """A search that restarts within a run would climb from nothing, without a word."""
     runs.trainer(max_epochs=1).fit(module := Regression(), runs.loader())
     assert module.trainer is not None
     module.trainer.save_checkpoint(tmp_path / "plain.ckpt")
-    with pytest.raises(ValueError, match="there is no state of AutoLR to go on from"):
+    with pytest.raises(ValueError, match="there is no state of AutoLR to continue from"):
         by_lightning(DOORS["auto_lr"], ckpt_path=tmp_path / "plain.ckpt")
 
 

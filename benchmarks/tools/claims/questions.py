@@ -41,7 +41,7 @@ QUESTIONS = {
             *("figure3", "figure3-kuairand", "pretraining", "feed"),
         ),
     ),
-    "faults": Question("Does it survive faults?", ("chaos", "mutation")),
+    "faults": Question("Does it survive faults?", ("chaos",)),
     "scale": Question("Does it scale?", ("scale",)),
 }
 
