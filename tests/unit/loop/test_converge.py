@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import AdamW, NAdam
 
 import hdet
-from hdet.loop.converge import Converge, FiniteBuffers
+from hdet.loop.converge import Converge, FiniteBuffers, WeightCopies
+from hdet.replicas import SoloReplica
 from tests.fakes import Alike, Faster
 
 
@@ -35,6 +36,20 @@ def test_state_of_one_number_is_averaged_as_well() -> None:
     optimizer.step()
     kept = dict(Converge(Alike(), optimizer, None, with_state=True)._kept(weight))
     assert set(kept) == {"exp_avg", "exp_avg_sq", "mu_product"}
+
+
+def test_copies_of_the_weights_in_optimizer_state_follow_them() -> None:
+    """A master in float32 is a copy; a moment, a counter and a tensor of another shape are none."""
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = AdamW([weight])
+    state = {"master": weight.detach().clone(), "exp_avg": torch.tensor([1.0, 2.5]), "one": torch.ones(1)}
+    optimizer.state[weight] = state
+    copies = WeightCopies(optimizer, SoloReplica())
+    with copies.following(), torch.no_grad():
+        weight.add_(1.0)
+    assert copies.names == {"master"}
+    assert state["master"].tolist() == [2.0, 3.0]
+    assert state["exp_avg"].tolist() == [1.0, 2.5]
 
 
 def test_state_is_averaged_only_for_what_is_really_explored() -> None:
