@@ -152,18 +152,18 @@ class WindowMean:
         # Views without a graph, made once a window: a list of fifty takes longer than averaging them.
         self._seen = [weight.detach() for weight in self._weights]
 
-    @torch.no_grad()
     def add(self, left: int) -> None:
         """Once a step, with the steps that are left: every k-th iterate counts, and always the last."""
         if left % self.stride or not self.tensors:
             return
-        if not self.count:  # written over, not averaged in: what a window before left may not be finite
-            torch._foreach_copy_(self.tensors, self._seen)  # no public name: see replicas/averaging.py
-        elif self._narrow:  # one after the other: no wide copy of all weights
-            for mean, now in zip(self.tensors, self._seen, strict=True):
-                mean.lerp_(now.to(mean.dtype), 1 / (self.count + 1))
-        else:
-            self._add(self.tensors, self._seen, self.count)
+        with torch.no_grad():  # not a decorator, which costs every step as much as the rest of it
+            if not self.count:  # written over, not averaged in: what a window before left may not be finite
+                torch._foreach_copy_(self.tensors, self._seen)  # no public name: see replicas/averaging.py
+            elif self._narrow:  # one after the other: no wide copy of all weights
+                for mean, now in zip(self.tensors, self._seen, strict=True):
+                    mean.lerp_(now.to(mean.dtype), 1 / (self.count + 1))
+            else:
+                self._add(self.tensors, self._seen, self.count)
         self.count += 1
 
     @torch.no_grad()
