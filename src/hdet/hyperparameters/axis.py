@@ -361,7 +361,7 @@ def refuse_shared_locations(caller: str, axes: Sequence[Axis]) -> None:
     """
     for axis in axes:
         if not isinstance(axis, ScalarAxis):
-            continue  # a learning rate: whoever else writes there is found by their own trial
+            continue  # a learning rate: another writer is found by its own trial
         before = [other.readings() for other in axes]
         axis.try_another_value(caller)
         try:

@@ -215,7 +215,7 @@ class Cycle:
         return [warning for warning in warnings if warning]
 
     def _introduction(self) -> str:
-        """Who trains, how long, and what it takes: whoever was not found is missed at once."""
+        """Who trains, how long, and what it takes: a replica that was not found is noticed at once."""
         replicas = self.replicas
         several = "s" if replicas.size > 1 else ""
         where = " in this process" if replicas.local_count > 1 else ""

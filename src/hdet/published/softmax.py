@@ -1,5 +1,5 @@
 """The published controller (Eq. 4–8): a softmax over the replicas' losses pulls the value towards
-whoever did better, smoothed by a velocity.
+the replicas that did better, smoothed by a velocity.
 
 Three things leave the paper's path, and the decision reports them: a replica whose loss is
 not finite has no vote; without two different finite losses there is no evidence, and nothing moves but

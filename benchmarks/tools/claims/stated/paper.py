@@ -146,7 +146,7 @@ CLAIMS = (
         "§3.4, Eq. 8",
         "γ brings the rate down to OneCycleLR's floor",
         refuted(
-            "as printed the rate grows 400-fold with OneCycleLR's defaults; mended, it ends at the floor"
+            "as printed the rate grows 400-fold with OneCycleLR's defaults; corrected, it ends at the floor"
         ),
         tests=("tests/unit/published/test_softmax.py::test_decay_rules",),
     ),
