@@ -70,6 +70,12 @@ def test_the_one_before_is_kept(tmp_path: Path) -> None:
     assert hdet.load(tmp_path / "run.previous")["epoch"] == 1
 
 
+def test_a_rank_with_nothing_of_its_own_writes_no_file(tmp_path: Path) -> None:
+    hdet.save(tmp_path / "run", rng=False, epoch=3)
+    assert sorted(os.listdir(tmp_path / "run")) == ["manifest.json", "shared.pt"]
+    assert hdet.load(tmp_path / "run")["epoch"] == 3
+
+
 class Crash(BaseException):
     """The process is gone."""
 

@@ -97,3 +97,16 @@ def test_a_resumed_value_is_not_taken_for_somebody_elses() -> None:
     axis.shift(0.1)
     optimizer.param_groups[0]["weight_decay"] = 0.4
     assert axis.overwritten
+
+
+@pytest.mark.parametrize("scale", [0.5, torch.tensor(0.5)], ids=["number", "buffer"])
+def test_what_moves_within_a_round_is_the_base(scale: Any) -> None:
+    """Not the replica's own value, which stands there at that moment."""
+    model = Attention(scale)
+    (axis,) = hdet.Temperature(model).bind(AdamW([nn.Parameter(torch.zeros(1))]))
+    (moved,) = axis.values([0.5])
+    axis.fan_out(1.0)
+    axis.shift(0.5 * axis.spread)
+    axis.restore()
+    assert float(model.scale) == axis.base == pytest.approx(moved)
+    assert not axis.overwritten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -240,6 +241,18 @@ def test_rows_of_one_process_are_saved_together(caplog: pytest.LogCaptureFixture
     ensemble.step(losses)
     ensemble.state_dict()
     assert not any("state_dict: called" in r.getMessage() for r in caplog.records)
+
+
+def test_a_clip_is_not_explored_where_each_rank_has_a_part_of_a_flat_gradient() -> None:
+    """FullyShardedDataParallel's parts have no norm of the whole; any other hyperparameter is explored."""
+    weight = nn.Parameter(torch.ones(2))
+    weight._fsdp_flattened = True  # type: ignore[attr-defined]
+    replicas = Alike()
+    replicas.ranks_per_replica = 2
+    build: Any = partial(hdet.Ensemble, process_group=replicas, gradients="none")
+    build(torch.optim.SGD([weight], lr=0.1, weight_decay=0.1), [hdet.WeightDecay()])
+    with pytest.raises(TypeError, match=r"Ensemble: gradient_clip is taken over the whole gradient"):
+        build(torch.optim.SGD([weight], lr=0.1), [hdet.GradientClip(1.0)])
 
 
 # ---------------------------------------------------------------------- what every door shows
