@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -13,6 +15,8 @@ from hdet.hyperparameters import Axis, LearningRate
 from hdet.loop.levels import levels
 from hdet.loop.policy import Context, Policy
 from hdet.replicas import SoloReplica
+from hdet.replicas.base import Mean
+from hdet.replicas.processes import agree_among
 
 
 class Alike(SoloReplica):
@@ -33,6 +37,45 @@ class Faster(SoloReplica):
 
     def gather(self, row: Any) -> list[list[float]]:
         return [[*row[:3], row[3] + row[4], *row[4:]], list(row)]  # its mean loss is 1 higher
+
+
+class Thread(SoloReplica):
+    """Rank r of N threads, each with a model of its own: they wait for one another as processes do."""
+
+    def __init__(self, rank: int, said: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__()
+        self.rank, self.size = rank, len(said)
+        self._said, self._barrier = said, barrier
+
+    def exchange(self, item: Any) -> list[Any]:
+        self._said[self.rank] = item
+        self._barrier.wait()
+        every = list(self._said)
+        self._barrier.wait()
+        return every
+
+    def gather(self, row: Sequence[float | Tensor]) -> list[list[float]]:
+        return self.exchange([float(value) for value in row])
+
+    def agree(self, caller: str, facts: Mapping[str, str]) -> None:
+        agree_among(caller, facts, self.exchange)
+
+    def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
+        def mean() -> tuple[str, ...]:
+            for tensor in (*tensors, *buffers):
+                every = self.exchange(tensor.detach().clone())
+                tensor.detach().copy_(torch.stack(every).mean(0))
+            return ()
+
+        return mean
+
+
+def on_threads(count: int, act: Callable[[Thread], Any], seconds: float = 10.0) -> list[Any]:
+    """What it returns on every rank, or the exception that it raises there."""
+    said, barrier = [None] * count, threading.Barrier(count, timeout=seconds)
+    with ThreadPoolExecutor(count) as pool:
+        results = [pool.submit(act, Thread(rank, said, barrier)) for rank in range(count)]
+    return [result.exception() or result.result() for result in results]
 
 
 def multipliers(size: int, spread: float) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ import torch
 import hdet
 from hdet.loop.state import digest
 from hdet.saving import Loaded
+from tests.fakes import Thread, on_threads
 from tests.unit.doors import DOORS, Made
 
 
@@ -233,3 +234,96 @@ def test_a_damaged_one_never_takes_the_place_of_a_whole_one(
         assert hdet.load(folder / "run")["epoch"] in ((99,) if done else (1, 99))
         points += 1
     assert points > 4
+
+
+# ---------------------------------------------------------------------- several ranks
+
+
+class Own:
+    """What trains on one of several ranks: its state is this rank's alone."""
+
+    apart, steps = False, 5
+
+    def __init__(self, replicas: Thread) -> None:
+        self.replicas = replicas
+        self.value = 10.0 + replicas.rank
+
+    def converge(self) -> None:
+        self.value, self.apart = sum(row[0] for row in self.replicas.gather([self.value])), False
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
+def save_on(ranks: int, path: Path, **anything: Any) -> list[Any]:
+    return on_threads(ranks, lambda rank: hdet.save(path, auto=Own(rank), **anything))
+
+
+def load_on(ranks: int, path: Path) -> list[Any]:
+    def values(rank: Thread) -> float:
+        own = Own(rank)
+        own.value = 0.0
+        hdet.load(path, auto=own)
+        return own.value
+
+    return on_threads(ranks, values)
+
+
+def test_each_rank_loads_what_it_has_saved(tmp_path: Path) -> None:
+    save_on(3, tmp_path / "run", epoch=2)
+    names = ["manifest.json", "rank0.pt", "rank1.pt", "rank2.pt", "shared.pt"]
+    assert [file.name for file in files(tmp_path / "run")] == names
+    assert load_on(3, tmp_path / "run") == [10.0, 11.0, 12.0]
+    assert hdet.load(tmp_path / "run")["epoch"] == 2
+
+
+def test_replicas_that_differ_are_averaged_before_they_are_saved(tmp_path: Path) -> None:
+    def differs(rank: Thread) -> None:
+        own = Own(rank)
+        own.apart = True
+        hdet.save(tmp_path / "run", auto=own, rng=False)
+
+    on_threads(2, differs)
+    assert [file.name for file in files(tmp_path / "run")] == ["manifest.json", "shared.pt"]
+    assert load_on(2, tmp_path / "run") == [21.0, 21.0]
+
+
+def test_another_number_of_ranks_takes_rank_0s_state_and_nobodys_random_states(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_on(2, tmp_path / "run")
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    assert load_on(3, tmp_path / "run") == [10.0] * 3
+    assert torch.equal(torch.get_rng_state(), before)
+    assert caplog.text.count("auto was saved on 2 ranks, each its own, and there are 3: rank 0's is") == 1
+
+
+def test_shards_are_not_loaded_on_another_number_of_ranks(tmp_path: Path) -> None:
+    on_threads(2, lambda rank: hdet.save(tmp_path / "run", auto=Own(rank), model=torch.nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match=r"model was saved by each of 2 ranks, and there are 1: resume with"):
+        hdet.load(tmp_path / "run")
+
+
+def test_a_file_that_is_damaged_on_one_rank_is_loaded_on_none(tmp_path: Path) -> None:
+    for _ in range(2):
+        save_on(2, tmp_path / "run")
+    logging.getLogger("hdet").setLevel(logging.ERROR)
+    (tmp_path / "run" / "rank1.pt").write_bytes(b"")
+    paths = on_threads(2, lambda rank: hdet.load(tmp_path / "run", auto=Own(rank)))
+    assert [loaded.path.name for loaded in paths] == ["run.previous"] * 2
+    assert "is damaged on rank 1; see that rank's error" in paths[0].why
+    assert "rank1.pt is damaged: its SHA-256" in paths[1].why
+
+
+def test_ranks_that_write_to_different_folders_save_nothing(tmp_path: Path) -> None:
+    """On two machines, one path is two folders."""
+    (tmp_path / "1" / "run.writing").mkdir(parents=True)
+    first, second = on_threads(2, lambda rank: hdet.save(tmp_path / str(rank.rank) / "run", auto=Own(rank)))
+    assert isinstance(first, FileNotFoundError)
+    assert "all ranks must write to one folder, and rank1.pt is not in" in str(first)
+    assert "hdet.save: renaming it raised on rank 0; see that rank's error" in str(second)
+    assert not (tmp_path / "0" / "run").exists()

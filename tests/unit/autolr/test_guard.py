@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import hdet
 from hdet.autolr.guard import has_risen
+from tests.fakes import Thread, on_threads
 from tests.unit.training import Net, batch, loss_of
 
 EVERY = 10
@@ -146,6 +147,27 @@ def test_an_explosion_that_stays_finite_is_taken_back(probe: bool) -> None:
     assert "the loss rose from" in said[0][1]
     assert "back to step 60" in said[0][1]
     assert losses[-1] < 0.3
+
+
+@pytest.mark.parametrize("by", [math.nan, 1e9])
+def test_what_one_rank_has_lost_takes_all_back_at_the_same_step(by: float) -> None:
+    """One process alone would look at once; several look together, at the end of the interval."""
+
+    def act(rank: Thread) -> list[tuple[int, bool]]:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        model = nn.ParameterList([weight])
+        guard = hdet.Guard(optimizer, model=model, sync_every=EVERY, process_group=rank)  # type: ignore[arg-type]
+        seen = []
+        for step in range(4 * EVERY):
+            loss = weight.detach().square().mean()
+            weight.grad = weight.detach() * (by if (rank.rank, step) == (1, 22) else 1.0)
+            optimizer.step()
+            if guard.step(loss):
+                seen.append((step, is_finite(model) and float(weight.detach().norm()) < 2))
+        return seen
+
+    assert on_threads(2, act) == [[(29, True)]] * 2
 
 
 @pytest.mark.parametrize("probe", [True, False])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from hdet import AutoLR
 from hdet.autolr.clock import Clock
-from hdet.autolr.window import Alarm, WindowLoop, WindowMean, _Bins, sketch
+from hdet.autolr.window import Alarm, WeightPath, WindowLoop, WindowMean, _Bins, sketch
+from hdet.loop.policy import Context
 from hdet.loop.windows import Windows
+from tests.fakes import Thread, on_threads
 from tests.states import there_and_back
 from tests.unit.training import W, X, network, probe_of, squared, train
 
@@ -123,6 +127,39 @@ def test_weights_that_diverge_end_the_window_early() -> None:
     weight.data.fill_(math.inf)
     taken = 13 + [loop.add() for _ in range(12)].index(True)
     assert loop.clock.end == taken < 40
+
+
+@pytest.mark.parametrize("mean", [math.nan, 1e9])
+def test_a_replica_that_diverged_has_no_part_in_the_mean_of_a_window(mean: float) -> None:
+    """It has the weights of the others by now, and adds those."""
+
+    def act(rank: Thread) -> float:
+        weight = nn.Parameter(torch.full((3,), 2.0))
+        context = Context("test", SGD([weight]), rank, None, True, tuple, nullcontext)
+        path = WeightPath(context, (), Clock(Windows()))
+        path.window.mean.tensors[0].fill_(mean if rank.rank else 4.0)
+        path.converge()
+        return float(path.window.mean.tensors[0][0])
+
+    assert on_threads(2, act) == [3.0, 3.0]
+
+
+def test_weights_that_one_part_of_a_replica_has_lost_are_lost() -> None:
+    class Parts(Thread):
+        def replica_norms(self, norms: Sequence[float]) -> list[float]:
+            return [math.hypot(*column) for column in zip(*self.gather(norms), strict=True)]
+
+    def act(rank: Thread) -> list[bool]:
+        weight = nn.Parameter(torch.ones(3))
+        parts = Parts(rank.rank, rank._said, rank._barrier)
+        context = Context("test", SGD([weight]), parts, None, False, tuple, nullcontext)
+        path = WeightPath(context, (), Clock(Windows()))
+        before = path.is_finite()
+        if rank.rank:
+            weight.detach()[1] = math.nan
+        return [before, path.is_finite()]
+
+    assert on_threads(2, act) == [[True, False]] * 2
 
 
 def test_weights_may_be_pointed_elsewhere_between_two_windows() -> None:

@@ -12,12 +12,13 @@ from torch.optim import SGD
 
 import hdet
 from hdet import AutoLR
-from hdet.loop.checks import Agreement, OneSearch
+from hdet.loop.checks import Agreement, OneSearch, check_together
 from hdet.loop.comparison import Fixed
 from hdet.loop.fan_out import FanOut
 from hdet.loop.policy import Context
 from hdet.loop.windows import Every
-from tests.fakes import Alike
+from hdet.replicas import SoloReplica
+from tests.fakes import Alike, Thread, on_threads
 from tests.unit.training import X, network, probe_of, squared, train
 
 
@@ -36,7 +37,7 @@ class Two(Alike):
 
 
 def agreement(
-    model: nn.Module, replicas: Two, *, own_gradients: bool = False, diverges: bool = True
+    model: nn.Module, replicas: SoloReplica, *, own_gradients: bool = False, diverges: bool = True
 ) -> tuple[Agreement, FanOut, Fixed, torch.optim.Optimizer]:
     optimizer = SGD(model.parameters(), lr=0.1)
     policy = Fixed([hdet.LearningRate(spread=0.5)], Every(4))
@@ -44,6 +45,45 @@ def agreement(
     how = diverges, tuple, fan_out.silenced, own_gradients
     context = Context("Here", optimizer, replicas, None, *how)
     return Agreement(context, fan_out, [policy]), fan_out, policy, optimizer
+
+
+# ---------------------------------------------------------------------- when a run begins
+
+
+def test_arguments_that_one_rank_cannot_use_raise_on_all() -> None:
+    """The other one would wait for it in its first sync."""
+
+    def act(rank: Thread) -> None:
+        def check() -> None:
+            if rank.rank == 1:
+                raise ValueError("lr must be > 0")
+
+        check_together("Here", rank, check, {})
+
+    for error in on_threads(2, act):
+        assert "arguments must be the same on all: rank 0 has usable; rank 1 has lr must be" in str(error)
+
+
+def test_what_is_explored_begins_at_one_value() -> None:
+    def act(rank: Thread) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1 * (1 + rank.rank)))
+        explore = [hdet.Dropout(model)]
+        hdet.Ensemble(SGD(model.parameters(), lr=0.1), explore, gradients="none", process_group=rank)
+
+    for error in on_threads(2, act):
+        assert isinstance(error, RuntimeError)
+        assert "dropout to begin with must be the same on all: rank 0 has 0.1; rank 1 has 0.2" in str(error)
+
+
+def test_what_one_rank_cannot_bind_raises_on_all() -> None:
+    def act(rank: Thread) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), *([nn.Dropout(0.1)] if rank.rank else []))
+        explore = [hdet.Dropout(model)]
+        hdet.Ensemble(SGD(model.parameters(), lr=0.1), explore, gradients="none", process_group=rank)
+
+    first, second = on_threads(2, act)
+    assert isinstance(first, ValueError)
+    assert "Ensemble: binding what is explored raised on rank 0; see that rank's error" in str(second)
 
 
 # ---------------------------------------------------------------------- at every sync
@@ -88,6 +128,35 @@ def test_ranks_at_different_steps_are_named_and_weights_are_compared_where_none_
     assert found.row("sync", 4, 1)[4] != mine[4]
     averaged, *_ = agreement(model, Two())
     assert averaged.row("sync", 4, 1)[4] == 0.0
+
+
+def test_weights_that_should_be_equal_and_are_not_are_told_once_and_then_end_the_run() -> None:
+    """Nothing makes the ranks diverge: they do not share their gradients."""
+
+    def act(rank: Thread) -> list[int]:
+        model = nn.Linear(2, 2)
+        with torch.no_grad():
+            model.weight.fill_(1.0 + rank.rank)
+        found, *_ = agreement(model, rank, diverges=False)
+        return [len(found.judge(rank.gather_ranks(found.row("sync", 4, k)))) for k in range(times)]
+
+    times = 2
+    assert on_threads(2, act) == [[1, 0], [1, 0]]
+    times = 3
+    for error in on_threads(2, act):
+        assert isinstance(error, RuntimeError)
+        assert "the ranks' weights differ, by" in str(error)
+        assert "so at 3 syncs in a row" in str(error)
+
+
+def test_the_parts_of_a_replica_are_compared_with_those_of_another() -> None:
+    """Each of its ranks has other weights, as its like in the next replica has."""
+    replicas = Two()
+    replicas.ranks_per_replica = 2
+    found, *_ = agreement(nn.Linear(2, 2), replicas, diverges=False)
+    first, second = found.row("sync", 4, 1), [*found.row("sync", 4, 1)[:4], 7.0]
+    assert found.judge([first, second, first, second]) == ()
+    assert not replicas.rows, "their distance is not even asked for"
 
 
 # ---------------------------------------------------------------------- the weights that they begin with

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.optim import AdamW, NAdam
 import hdet
 from hdet.loop.converge import Converge, FiniteBuffers, WeightCopies
 from hdet.replicas import SoloReplica
-from tests.fakes import Alike, Faster
+from tests.fakes import Alike, Faster, Thread, on_threads
 
 
 class Planning(Alike):
@@ -63,6 +64,72 @@ def test_state_is_averaged_only_for_what_is_really_explored() -> None:
         optimizer.step()
         ensemble.step(1.0)
         assert replicas.planned[-1] == tensors
+
+
+def moved(weight: nn.Parameter, by: float) -> AdamW:
+    """An optimizer that has taken one step, on a gradient of this size."""
+    optimizer = AdamW([weight], lr=0.1)
+    weight.grad = torch.full_like(weight, by)
+    optimizer.step()
+    return optimizer
+
+
+def test_who_is_left_out_takes_the_mean_of_the_others_with_their_state() -> None:
+    def act(rank: Thread) -> tuple[list[float], float]:
+        weight = nn.Parameter(torch.zeros(2))
+        optimizer = moved(weight, math.nan if rank.rank == 1 else 1.0)
+        with torch.no_grad():
+            weight.fill_([3.0, math.nan, 5.0][rank.rank])
+        Converge(rank, optimizer, None, with_state=False)([1])
+        return weight.tolist(), float(optimizer.state[weight]["exp_avg"][0])
+
+    for weight, average in on_threads(3, act):
+        assert weight == pytest.approx([4.0, 4.0])
+        assert average == pytest.approx(0.1)
+
+
+def test_state_that_one_rank_alone_keeps_is_not_averaged() -> None:
+    """Its gradient alone has reached the layer: the others have nothing to add."""
+
+    def act(rank: Thread) -> None:
+        weight = nn.Parameter(torch.ones(2))
+        Converge(rank, moved(weight, 1.0) if rank.rank else AdamW([weight]), None, with_state=True)()
+
+    for error in on_threads(2, act):
+        assert isinstance(error, RuntimeError)
+        assert "keeps it on rank 0 for 0 of 1, rank 1 for 1 of 1; some rank's gradient has not" in str(error)
+
+
+def test_what_was_frozen_within_a_round_is_averaged_once_more() -> None:
+    replicas = Planning()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    converge = Converge(replicas, torch.optim.SGD(model.parameters(), lr=0.1), None, with_state=False)
+    converge()
+    model[0].requires_grad_(False)
+    for _ in range(3):
+        converge()
+    assert replicas.planned == [4, 4, 2], "in another order, and then without"
+    assert [len(found) for found in converge.travels()] == [2, 0]
+
+
+def test_copies_are_those_that_every_rank_takes_for_one() -> None:
+    """A rank whose part is empty has nothing to compare, and takes the others' word."""
+
+    def act(rank: Thread, masters: list[list[float]]) -> set[str]:
+        master = torch.tensor(masters[rank.rank])
+        weight = nn.Parameter(torch.tensor([1.0, 2.0])[: len(master)])
+        optimizer = AdamW([weight])
+        optimizer.state[weight] = {"master": master}
+        copies = WeightCopies(optimizer, rank)
+        copies.find()
+        return set(copies.names)
+
+    for masters, found in (
+        ([[1.0, 2.0], [1.0, 2.0]], {"master"}),
+        ([[1.0, 2.0], [1.0, 2.5]], set()),
+        ([[], [1.0, 2.0]], {"master"}),
+    ):
+        assert on_threads(2, partial(act, masters=masters)) == [found, found]
 
 
 def test_parameters_unfrozen_later_are_averaged() -> None:

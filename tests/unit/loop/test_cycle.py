@@ -17,7 +17,7 @@ from hdet.loop.comparison import Fixed
 from hdet.loop.cycle import Cycle
 from hdet.loop.policy import Decided, Policy, Seen
 from hdet.loop.windows import Every
-from tests.fakes import Alike
+from tests.fakes import Alike, Thread, on_threads
 from tests.states import inside
 from tests.unit.training import X, network, probe_of, squared
 
@@ -229,6 +229,86 @@ def test_a_state_of_replicas_that_differ_is_said_once(caplog: pytest.LogCaptureF
     assert "2 steps after the last sync" in once
     assert "call converge() on every rank" in once
     assert said(10, 2, 0.5) == said(7, 1, 0.5) == said(7, 2, 0.0) == []
+
+
+def on_own_gradients(replicas: Any, **options: Any) -> tuple[nn.Parameter, hdet.Ensemble]:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    options = {"sync_every": 3, "gradients": "none", "process_group": replicas, **options}
+    return weight, hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], **options)
+
+
+def test_a_step_that_one_rank_alone_skips_counts_on_gradients_of_its_own() -> None:
+    """Else it would fall behind the others, who wait for it at the sync."""
+
+    def act(rank: Thread) -> list[int]:
+        _, ensemble = on_own_gradients(rank)
+        records = []
+        for step in range(6):
+            if (rank.rank, step) != (1, 1):  # GradScaler skips it
+                ensemble.optimizer.step()
+            records.append(ensemble.step(1.0 + rank.rank))
+        return [record.step for record in records if record]
+
+    assert on_threads(2, act) == [[3, 6], [3, 6]]
+
+
+def test_who_trains_on_after_the_end_on_gradients_of_its_own_is_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, ensemble = on_own_gradients(Alike(rank=0), total_steps=3)
+    for _ in range(3):
+        ensemble.optimizer.step()
+        ensemble.step(1.0)
+    assert not ensemble.apart
+    ensemble.optimizer.step()
+    ensemble.step(1.0)
+    assert ensemble.apart
+    assert "replicas on gradients of their own stay apart: call converge() when you stop" in caplog.text
+
+
+def test_weights_that_are_lost_on_all_ranks_are_told_and_not_set_to_zero() -> None:
+    weight, ensemble = on_own_gradients(Alike(rank=0))
+    for _ in range(3):
+        weight.grad = torch.full((2,), float("nan"))
+        ensemble.optimizer.step()
+        record = ensemble.step(1.0)
+    assert record is not None
+    assert any("no replica can enter the mean, the weights are lost" in event for event in record.events)
+    assert bool(weight.isnan().all())
+
+
+def test_what_a_rollback_leaves_on_each_rank_is_averaged() -> None:
+    """The weights that all went back to are equal; their buffers were each rank's own."""
+
+    def act(rank: Thread) -> float:
+        model = nn.LayerNorm(1)  # begins alike on all ranks
+        model.register_buffer("statistic", torch.zeros(()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        class Back(Scribe):
+            def start(self, step: int) -> None:
+                super().start(step)
+                if step:
+                    model.statistic.fill_(1.0 + 2.0 * rank.rank)  # type: ignore[operator]
+
+        policies = [Back("a", 2, [], back=True), Fixed([hdet.LearningRate(spread=0.5)], Every(2))]
+        cycle = Cycle(optimizer, policies, rank, model=model)
+        for _ in range(2):
+            optimizer.step()
+            cycle.step(1.0 + rank.rank)
+        return float(model.statistic)  # type: ignore[arg-type]
+
+    assert on_threads(2, act) == [2.0, 2.0]
+
+
+def test_the_ranks_of_one_sharded_model_cannot_diverge() -> None:
+    replicas = Alike(rank=0, size=1)
+    replicas.ranks_per_replica = 2
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.0)], process_group=replicas)
+    with pytest.raises(TypeError, match=r"all 2 ranks together hold one: each has a shard of the same model"):
+        hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], process_group=replicas)
 
 
 def test_rows_of_one_process_are_saved_together(caplog: pytest.LogCaptureFixture) -> None:

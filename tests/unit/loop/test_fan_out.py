@@ -54,3 +54,29 @@ def test_an_arm_with_a_rank_that_saw_nothing_is_unknown() -> None:
     first, second = sharing.by_arm([1.0, 2.0, math.nan, 3.0])
     assert first == 1.5
     assert math.isnan(second)
+
+
+def test_the_ranks_of_an_arm_have_its_values() -> None:
+    arms = hdet.Arms(1)
+    arms.count, arms.ranks = 2, 4
+    found = [GradientSharing("Ensemble", arms, Alike(rank, 4), None) for rank in range(4)]
+    assert [(sharing.arm, sharing.arms) for sharing in found] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert GradientSharing("Ensemble", "all", Alike(3, 4), None).arm == 3
+
+
+def test_gradients_are_shared_as_replicas_and_model_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = hdet.Arms(1)
+    with pytest.raises(ValueError, match=r"must be arms of the 4 ranks here, got Arms\(1 of 1\) of 1; give"):
+        GradientSharing("Ensemble", arms, Alike(0, 4), None)
+    wired = Alike(0, 2)
+    wired.gradients = "all"
+    GradientSharing("Ensemble", "all", wired, None)
+    with pytest.raises(ValueError, match=r"share by the model's own mesh, 'all', got 'none'; give both"):
+        GradientSharing("Ensemble", "none", wired, None)
+    monkeypatch.setattr("torch.distributed.get_process_group_ranks", lambda group: [0, 1])
+    ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(ddp)
+    ddp.process_group = None
+    GradientSharing("Ensemble", "all", Alike(0, 2), ddp)
+    with pytest.raises(ValueError, match=r"says that 1 rank has a gradient, .*over 2, \[0, 1\]; wrap it"):
+        GradientSharing("Ensemble", "none", Alike(0, 2), ddp)

@@ -20,7 +20,7 @@ from hdet.loop.announce import Announcer
 from hdet.loop.fan_out import FanOut
 from hdet.loop.hooks import StepHooks
 from hdet.replicas import SoloReplica
-from tests.fakes import Alike, Faster
+from tests.fakes import Alike, Faster, Thread, on_threads
 from tests.states import inside
 from tests.unit.training import X, network, probe_of, squared
 
@@ -217,14 +217,16 @@ def test_the_schedule_is_back_in_time_at_every_sync(door: str) -> None:
     assert run.call == 44, "four of the overflows lie within"
 
 
-def test_a_resumed_run_takes_back_what_was_skipped_before() -> None:
-    """Saved after the overflow of a window and before its end."""
+@pytest.mark.parametrize(("calls", "skipped", "waits"), [(9, [8, 1, 0], 0), (10, [], 2)])
+def test_a_resumed_run_takes_back_what_was_skipped_before(calls: int, skipped: Any, waits: int) -> None:
+    """Saved before a window that has overflowed would have ended, and after, while the schedule waits."""
     whole = Scaled(fused=True)
     one = search(whole)
-    for _ in range(9):
+    for _ in range(calls):
         whole.backward()
         one.step()
-    assert inside(one.state_dict())["engine"]["skipped"] == [8, 1, 0]
+    state = inside(one.state_dict())["engine"]
+    assert (state["skipped"], state["waits"]) == (skipped, waits)
     file = io.BytesIO()
     parts = whole.model, whole.optimizer, whole.scaler, one
     torch.save([part.state_dict() for part in parts], file)
@@ -308,6 +310,7 @@ class Skipping(torch.optim.Optimizer):
     """Says on the device whether it has skipped."""
 
     found_inf: Tensor | None
+    _step_supports_amp_scaling: bool
 
     def __init__(self) -> None:
         super().__init__([nn.Parameter(torch.zeros(1))], {"lr": 0.1})
@@ -318,8 +321,9 @@ class Skipping(torch.optim.Optimizer):
 class Flagged:
     """Such an optimizer, and its hooks."""
 
-    def __init__(self, *, reads_flags: bool = True) -> None:
+    def __init__(self, *, reads_flags: bool = True, fused: bool = False) -> None:
         self.optimizer = Skipping()
+        self.optimizer._step_supports_amp_scaling = fused
         announcer = Announcer("test", writes=False)
         fan_out = FanOut([], arms=1, arm=0, design="permutation", seed=0)
         detach: Any = weakref.WeakMethod(self.detach)
@@ -348,3 +352,25 @@ def test_flags_are_folded_and_remember_their_calls() -> None:
     assert blind.hooks.skipped_ago() == []
     assert one.hooks.take_skipped(SoloReplica()) == [298, 199, 0]
     assert one.hooks.take_skipped(SoloReplica()) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([[False, True], [False, False]], "have skipped 1, 0 since the last sync; share the gradients"),
+        ([[False, True], [True, False]], "have skipped 1, 1 since the last sync; share the gradients"),
+        ([[False, False], [None, None]], "on all ranks or on none, and rank 1 has none"),
+    ],
+)
+def test_ranks_that_skip_other_steps_than_the_rest_raise_on_all(steps: Any, words: str) -> None:
+    """Else one would go on to a sync, and wait there for another that does not come."""
+
+    def act(rank: Thread) -> None:
+        run = Flagged(fused=True)
+        for skipped in steps[rank.rank]:
+            run.step(skipped)
+        run.hooks.take_skipped(rank)
+
+    for error in on_threads(2, act):
+        assert isinstance(error, RuntimeError)
+        assert words in str(error)

@@ -213,6 +213,14 @@ def test_what_cannot_be_cut_is_this_ranks_own() -> None:
         owner().unpack(state)
 
 
+def test_shards_that_know_where_they_lie_are_not_loaded_where_they_do_not() -> None:
+    state = owner().pack({"best": Piece(WEIGHT, WEIGHT)})
+    flat = owner()
+    flat.replicas.can_reshard = False
+    with pytest.raises(ValueError, match=r"those of this one, part 0 of 1, do not .*; shard it with fully_"):
+        flat.unpack(state)
+
+
 def test_a_state_that_lacks_a_name_or_has_other_shapes_does_not_fit() -> None:
     mine = {"steps": 0, "best": {0: Piece(WEIGHT, WEIGHT)}, "kept": {"loss": 1.0}, "rows": [1]}
     check_fits("Door", mine, {"steps": 3, "best": {}, "kept": None, "rows": [], "more": 1})

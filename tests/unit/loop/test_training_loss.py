@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import weakref
+from functools import partial
 from typing import cast
 
 import pytest
@@ -13,7 +14,8 @@ from torch import Tensor
 
 import hdet
 from hdet.loop.training_loss import TrainingLoss, mean_losses, sample_of
-from tests.fakes import Alike
+from tests.fakes import Alike, Thread, on_threads
+from tests.states import inside
 
 
 def mean(signal: TrainingLoss) -> float:
@@ -125,3 +127,29 @@ def test_neither_a_loss_nor_its_graph_is_kept_alive() -> None:
     assert alive() is None
     taken.add(elsewhere(torch.ones((), requires_grad=True) * 2))
     assert all(kept.grad_fn is None for kept in taken._pending.values())
+
+
+def test_one_ranks_state_is_every_ranks_once_they_have_met() -> None:
+    """Frameworks load rank 0's on all; before they have met it is rank 0's loss, and counts for no other."""
+
+    def resumed(rank: Thread, meets: bool) -> list[float]:
+        signal = TrainingLoss()
+        signal.add(1.0 + rank.rank)
+        if meets:
+            signal.meet(rank)
+        saved = rank.exchange(signal.state_dict(rank.rank))[0]
+        signal.load_state_dict(saved, rank.rank, rank.size)
+        return [*signal.row()[:2]]
+
+    assert on_threads(2, partial(resumed, meets=True)) == [[1.0, 1.0], [2.0, 1.0]]
+    assert on_threads(2, partial(resumed, meets=False)) == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_converge_makes_them_meet() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=5, process_group=Alike(rank=0))
+    optimizer.step()
+    ensemble.step(3.0)
+    assert inside(ensemble.state_dict())["loss"]["everyone"] == []
+    ensemble.converge()
+    assert inside(ensemble.state_dict())["loss"]["everyone"] == [(3.0, 1), (3.0, 1)]

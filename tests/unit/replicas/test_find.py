@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.replicas import SoloReplica, find_replicas
+from hdet.replicas import SoloReplica, find_replicas, refuse_divergence
+from hdet.replicas.find import _ranks_with_same_shards
+from hdet.replicas.sharded import Layout
 from tests.unit.training import network, probe_of
 
 DOORS: dict[str, Callable[[nn.Module, Any], Any]] = {
@@ -59,3 +61,50 @@ def test_a_lone_process_may_begin() -> None:
     found = find_replicas("test")
     found.before_first_step("test")
     assert found.size == 1
+
+
+class ZeroRedundancyOptimizer(torch.optim.SGD):
+    """Known by its name alone: its module is not imported for it."""
+
+
+def test_one_that_updates_each_parameter_on_one_rank_lets_nothing_diverge() -> None:
+    zero = ZeroRedundancyOptimizer([nn.Parameter(torch.ones(1))])
+    replicas = SoloReplica()
+    refuse_divergence("Ensemble", [zero], replicas)
+    replicas.ranks_per_replica = 2
+    with pytest.raises(TypeError, match=r"ZeroRedundancyOptimizer: it updates each parameter on one rank"):
+        refuse_divergence("Ensemble", [zero], replicas)
+    zero._overlap_with_ddp = True  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"steps within the backward pass .* leave overlap_with_ddp out"):
+        hdet.Ensemble(zero)
+
+
+def test_stacked_replicas_have_no_process_group() -> None:
+    model = nn.Linear(3, 1)
+    stacked = hdet.StackedReplicas(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    with pytest.raises(ValueError, match=r"Ensemble: process_group was given, but all replicas .* leave it"):
+        hdet.Ensemble(stacked.optimizer, process_group=object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "found"),
+    [
+        ([(0, 1), (2, 3)], [1, 3]),
+        ([(0, 1), (2, 3), (4, 5)], [1, 3, 5]),
+        ([(0, 1), (2,), (3,)], "must be sharded alike and have no rank in common, and lie on the ranks"),
+        ([(0, 1), (1, 2)], r"lie on the ranks \[0, 1\], \[1, 2\]; shard the model"),
+    ],
+)
+def test_who_holds_the_same_shards_is_found_from_what_each_takes_for_its_replica(
+    replicas: list[tuple[int, ...]], found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    members = sorted({rank for replica in replicas for rank in replica})
+    given: Any = SoloReplica()
+    given.gather = lambda row: [[float(rank in replica) for rank in members] for replica in replicas]
+    layout = Layout((0, 1), 1, {}, (), can_reshard=True)
+    if isinstance(found, list):
+        assert _ranks_with_same_shards("test", layout, given, members) == found
+    else:
+        with pytest.raises(ValueError, match=found):
+            _ranks_with_same_shards("test", layout, given, members)
