@@ -122,7 +122,7 @@ class SyncRecord:
         distance_measured: from the mean, over a fixed sample of the weights.
         distance_predicted: ``|ρ_r − 1|·‖D‖`` over the same sample, D being the mean's displacement since the
             last sync. On a shared gradient the two agree; a measured 0 means that the fan-out does not
-            happen.
+            happen. NaN where nothing predicts it, as in a round in which a layer was frozen or unfrozen.
         milliseconds: that the sync took, of the writing rank alone.
         events: what happened, in words.
         horizon: what a window showed, for each factor of the learning rate.

@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -95,12 +95,15 @@ class Converge:
             self._copies.find()
         # Who was left out takes the others' state with their weights, also where all have the same.
         mean = self.plan(with_state=self._with_state or bool(lost))
+        counted = self._gauge is not None
         gauge = self._begin_gauge()
         before = gauge.read()
         if lost:
             self._leave_out(lost)
         events = mean()
         measured = gauge.measure(before)
+        if not counted:  # other tensors than when the round began: of these nothing is known until now
+            measured = replace(measured, displacements=(math.nan,) * len(measured.displacements))
         drop_gathered(self._model)
         return measured, events
 
@@ -354,7 +357,8 @@ _VALUES_PER_TENSOR = 256
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """This replica's distance from the mean, ‖D‖ for each group, and the size of rounding errors.
+    """This replica's distance from the mean, ‖D‖ for each group (NaN where it was not counted from the
+    round's beginning), and the size of rounding errors.
 
     Of several replicas in one process, the distance is each one's, and the rest the first one's.
     """

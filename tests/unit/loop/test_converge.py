@@ -162,6 +162,37 @@ def test_the_gauge_follows_parameters_into_new_memory() -> None:
     assert predicted[-1] > 0
 
 
+@pytest.mark.parametrize("frees", [True, False])
+def test_layers_freed_or_frozen_round_by_round_are_no_sign_of_gradients_that_are_not_shared(
+    frees: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing was counted of other tensors when the round began, so of this round nothing is predicted."""
+
+    def act(rank: Thread) -> list[bool]:
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        model[1:].requires_grad_(not frees)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate()], sync_every=2, process_group=rank)
+        known = []
+        for step in range(14):
+            if step % 2 == 0 and 0 < step < 10:
+                model[step // 2].requires_grad_(frees)
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+            optimizer.step()
+            if record := ensemble.step(1.0 + rank.rank):
+                assert record.distance_measured[0] > 0
+                known.append(record.distance_predicted == pytest.approx(record.distance_measured, rel=1e-3))
+        return known
+
+    for known in on_threads(2, act):
+        assert known[0]
+        assert known[-1], "it is counted again"
+    assert "more than the learning rate makes them differ" not in caplog.text
+
+
 # ---------------------------------------------------------------------- which buffers must stay finite
 
 
