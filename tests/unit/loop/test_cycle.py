@@ -186,6 +186,17 @@ def test_a_state_goes_on_where_it_was() -> None:
     assert [record.step for _ in range(4) if (record := step())] == [5]
 
 
+def test_a_step_taken_before_a_state_is_loaded_is_another_runs() -> None:
+    """torch.distributed.checkpoint takes one, to have an optimizer make the state that it then loads."""
+    step, cycle = build(Scribe("a", 5, []))
+    step(), step()
+    saved = cycle.state_dict()
+    cycle.optimizer.step()
+    cycle.load_state_dict(saved)
+    cycle.step()
+    assert cycle.steps == 2
+
+
 def test_no_step_beyond_the_last_is_counted() -> None:
     said: list[str] = []
     step, cycle = build(Scribe("a", 2, said), total_steps=3)
