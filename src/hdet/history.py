@@ -85,7 +85,7 @@ class HorizonRecord:
 
     Args:
         name: whose learning rate: all groups', or one's.
-        action: ``"scale"`` (the first windows, which bring the weights to speed), ``"up"``, ``"down"``,
+        action: ``"scale"`` (the first window, which measures how far a rate carries), ``"up"``, ``"down"``,
             ``"hold"`` or ``"back"``.
         speed: v, how far the weights would move in the whole run at this pace, by their own norm.
         lag: gap over progress, both pooled with the windows before.
@@ -93,7 +93,7 @@ class HorizonRecord:
         gap, progress: as pooled.
         loss_previous, loss_mean, loss_end: means over all probe batches of all ranks, at the mean of the
             window before, at this window's mean, at its last iterate.
-        why: what held a move back, or led back, in words.
+        why: why there is no evidence, or what led back, in words.
     """
 
     name: str

@@ -1,8 +1,9 @@
 """AutoLR: training without a learning rate.
 
 Of the optimizer's ``lr`` only the ratios between groups are read. The first steps are taken at next to no
-learning rate, then the controller brings the weights to speed and raises it. Several optimizers are one run,
-with one window, one probe and one rollback, and a factor for each.
+learning rate and tell which one is usual for such weights; from then on the controller moves it, toward that
+one and by what windows show. Several optimizers are one run, with one window, one probe and one rollback, and
+a factor for each.
 """
 
 from __future__ import annotations

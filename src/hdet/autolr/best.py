@@ -26,8 +26,8 @@ __all__ = ["Best", "BestWeights", "Incumbent"]
 
 logger = logging.getLogger("hdet")
 
-#: So many windows in a row clearly worse than the best, or without an improvement, return training to it.
-_BEHIND, _IDLE = 2, 3
+#: So many windows in a row clearly worse than the best return training to it.
+_BEHIND = 2
 #: Where so many times the steps that led to the best are left, there is time to restart instead.
 _RESTART = 1.5
 #: A search is young for this share of its steps; where their number is not known, for so many.
@@ -211,15 +211,18 @@ class Incumbent:
     Args:
         weights: keeps the best weights.
         patience: so often training returns to them without an improvement; None never returns.
+        lost: the share of what was gained that must be lost before it does.
         deployed: whether weights are chosen by other losses than windows are compared by, those with running
             statistics.
     """
 
-    def __init__(self, weights: BestWeights, patience: int | None, *, deployed: bool) -> None:
+    def __init__(self, weights: BestWeights, patience: int | None, lost: float, *, deployed: bool) -> None:
         self.weights = weights
-        self._patience = patience
+        self._patience, self._lost = patience, lost
         self.deployed = deployed
-        self._idle = self._returns = self._restarts = 0
+        self._returns = self._restarts = 0
+        #: Whether nothing has improved since the learning rate last rose; and the loss of the last window.
+        self._stands, self._last = False, math.nan
         #: Whether others have moved anything since the best was found.
         self.others_moved = False
         #: What this search has found since it began or restarted; ``weights`` knows all of them.
@@ -242,7 +245,7 @@ class Incumbent:
         if not start or self.weights.choice.kept is None:
             self.weights.offer(candidate, weights)
         self._search, _ = self._search.offered(candidate)
-        self.previous = losses
+        self.previous, self._last = losses, candidate.loss
         if start or self.best is None or mean_of(losses) < mean_of(self.best):
             self.best = losses
 
@@ -262,20 +265,26 @@ class Incumbent:
         # Before anything was learnt, a plateau is no standstill: a smaller rate would not lead off it.
         improved = search.improved_at == step
         if improved or not search.learnt:
-            self._idle = 0
+            self._stands = False
         elif not rises:
-            self._idle += 1
+            self._stands = True
         self.others_moved = not improved and (self.others_moved or moved)
 
     @property
     def improves(self) -> bool:
         """Whether the last window was better than all before, or nothing has been learnt yet."""
-        return self._idle == 0 and self._search.behind == 0
+        return not self._stands and self._search.behind == 0
 
     @property
     def behind(self) -> bool:
-        """Whether training, if it is patient at all, has fallen behind its best weights."""
-        return self._patience is not None and (self._search.behind >= _BEHIND or self._idle >= _IDLE)
+        """Whether training, if it is patient at all, has fallen behind its best weights, by more than a share
+        of what it had clearly gained. A loss that stands still, or has risen from the first step on, is none
+        that older weights or a smaller rate would mend."""
+        search = self._search
+        if self._patience is None or search.behind < _BEHIND or not search.learnt:
+            return False
+        assert search.first is not None and search.lowest is not None  # noqa: PT018  # something was learnt
+        return self._last - search.lowest.loss > self._lost * (search.first.loss - search.lowest.loss)
 
     @property
     def exhausted(self) -> bool:
@@ -304,7 +313,7 @@ class Incumbent:
         self.forget()
         self._search = Choice()
         self._restarts += 1
-        self._idle, self._returns, self.others_moved = 0, self._returns + 1, False
+        self._stands, self._returns, self.others_moved = False, self._returns + 1, False
 
     def return_to_best_(self) -> int:
         """Load the best weights into the model; the step they are of. A collective."""
@@ -316,13 +325,15 @@ class Incumbent:
         self.previous = list(kept.losses)
         if self.deployed:  # those are not the losses that windows are compared by
             self.previous = [loss for row in weights.replicas.gather(weights.measure()) for loss in row]
-        self._idle, self._returns, self.others_moved = 0, self._returns + 1, False
+        self._stands, self._returns, self.others_moved = False, self._returns + 1, False
         return kept.step
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the best weights."""
         return {
-            "counts": [self._idle, self._returns, self._restarts],
+            "counts": [self._returns, self._restarts],
+            "stands": self._stands,
+            "last": self._last,
             "others_moved": self.others_moved,
             "losses": [self.previous, self.best],
             "keeper": self.weights.state_dict(),
@@ -332,7 +343,8 @@ class Incumbent:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`. The losses of as many replicas as there were become those of as
         many as there are, if they can be compared."""
-        self._idle, self._returns, self._restarts = state["counts"]
+        self._returns, self._restarts = state["counts"]
+        self._stands, self._last = state["stands"], state["last"]
         self.others_moved = state["others_moved"]
         self.weights.load_state_dict(state["keeper"])
         self.factors = list(state["search"]["factors"])
@@ -341,7 +353,7 @@ class Incumbent:
         previous, best = (None if x is None else regrouped(x, *sizes) for x in state["losses"])
         if search is None or (previous is None and state["losses"][0] is not None):
             self.forget()
-            self._search, self._idle = Choice(), 0
+            self._search, self._stands = Choice(), False
             logger.warning(
                 "load_state_dict: the state is of %d replicas, this run has %d, each with %d batches to "
                 "choose by: their losses cannot be compared batch by batch. Windows are compared, and "

@@ -82,7 +82,7 @@ def find(
         optimizer: one, or a list of those that step together. Only the ratios of its learning rates count.
         loss_fn: from a batch to its mean loss.
         loader: batches; some are set aside for the probe, the others are repeated as often as needed.
-        steps: how long; 40 at least.
+        steps: how long; 4 at least.
         on_step: called with the number of steps taken.
 
     >>> import torch

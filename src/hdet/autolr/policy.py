@@ -125,7 +125,9 @@ class Horizon(Policy):
         self._window = self._path.window
         model, offload = self._probe.model, self._offload
         best = BestWeights(self._probe, model, parameters, context.replicas, offload=offload)
-        self.incumbent = Incumbent(best, self._patience, deployed=self._probe.has_norms)
+        self.incumbent = Incumbent(
+            best, self._patience, self._controller.lost, deployed=self._probe.has_norms
+        )
         self._copies = WeightCopies(optimizer, context.replicas)
         self._at_window = Snapshot(optimizer, model, offload=offload)
         self._at_beginning = Snapshot(optimizer, model, offload=True)  # hardly ever read
@@ -295,9 +297,10 @@ class Horizon(Policy):
             best=(judged and self.incumbent.best) or (),
         )
         moved = [losses["displacements"][i::factors] for i in range(factors)]
+        units = self._factors.highest([axis.curve for axis in self._learning_rates])
         return [
-            window(math.fsum(of_ranks) / len(of_ranks), (clock.began + 1 + step) / 2 - middle)
-            for of_ranks, middle in zip(moved, self._previous_middle, strict=True)
+            window(math.fsum(of_ranks) / len(of_ranks), (clock.began + 1 + step) / 2 - middle, unit=unit)
+            for of_ranks, middle, unit in zip(moved, self._previous_middle, units, strict=True)
         ]
 
     def _plan_rollback(self, plan: _Plan) -> _Plan:
@@ -351,7 +354,9 @@ class Horizon(Policy):
         if incumbent.exhausted:
             event = f"nothing has improved since step {incumbent.improved_at}"
             return replace(plan, events=(*plan.events, event))
-        restarts = incumbent.may_restart(step, self._clock.origin, self._clock.total_steps)
+        restarts = not self._curve.decays and incumbent.may_restart(
+            step, self._clock.origin, self._clock.total_steps
+        )
         return replace(plan, back="beginning" if restarts else "best")
 
     # ------------------------------------------------------------------ 3. apply
@@ -401,8 +406,8 @@ class Horizon(Policy):
         if restart:
             self._at_beginning.restore()
             self.incumbent.restart()
-            pairs = zip(self._first_factors(), self.incumbent.factors, strict=True)
-            self._states = [self._controller.restart(*pair, slower=slower) for pair in pairs]
+            given = zip(self._states, self._first_factors(), self.incumbent.factors, strict=True)
+            self._states = [self._controller.restart(*each, slower=slower) for each in given]
             self._clock.origin = step
             self.start(step)
             where, rate = "from the beginning", "below a third of the learning rate"
@@ -513,7 +518,7 @@ class Factors:
         """Once all optimizers have been brought to speed, their factors move together, by the mean of what
         each would have done: all are judged by the same losses, which cannot tell their ratio.
 
-        One that its own top speed or ceiling holds back is not raised, and one that has not moved yet waits.
+        One that its own ceiling holds back is not raised, and one that has not moved yet waits.
         """
         if len(decisions) == 1 or any(d.action in ("scale", "back") for d in decisions):
             return list(decisions)
@@ -526,7 +531,8 @@ class Factors:
         for decision, state in zip(decisions, before, strict=True):
             bounded = common > 0 and decision.action == "hold" and not decision.why
             if state.windows > 0 and not bounded:
-                value = min(state.value * math.exp(common), state.cap)
+                bounds = decision.state.ceiling, decision.state.exploded
+                value = min(state.value * math.exp(common), max(state.value, min(bounds)))
                 moved = replace(decision.state, value=value)
                 decision = replace(decision, state=moved, action="up" if common > 0 else "down", why="")
             after.append(decision)

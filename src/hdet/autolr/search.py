@@ -51,10 +51,11 @@ __all__ = ["Search", "check_model", "check_offload", "check_probe", "shortest_wi
 
 logger = logging.getLogger("hdet")
 
-#: Fewer steps than this hold too few windows for any decision.
-_LEAST_STEPS = 40
-#: The shortest window; momentum that remembers more steps than twice as many makes it longer.
+#: The shortest window; momentum that remembers more steps than twice as many makes it longer, and a run that
+#: has not so many as for eight of them shorter.
 _FIRST = 10
+#: Fewer steps than this are not one to find how far a rate carries, one at it, and one to decay.
+_LEAST_STEPS = 4
 
 
 class Search(Door, LRScheduler):
@@ -198,7 +199,7 @@ class Search(Door, LRScheduler):
         """Where nothing improves any more, decay over a tenth of the steps so far. Other schedules than
         ``"wsd"`` decay by themselves."""
         left = math.inf if self._budget is None else self._budget - self.steps
-        steps = int(min(max(_LEAST_STEPS // 4, self.steps // 10), left))
+        steps = int(min(max(_FIRST, self.steps // 10), left))
         if steps < 1 or not isinstance(self._shape, WarmStableDecay) or self._shape(self.steps) < 1:
             return
         logger.warning(
@@ -326,8 +327,8 @@ class Search(Door, LRScheduler):
             raise ValueError(f"{self._name}.cooldown: steps must be an integer of at least 1, got {steps!r}")
         if not self._cycle.rounds:
             raise RuntimeError(
-                f"{self._name}.cooldown: a window must have ended before, which the first does after ten "
-                f"steps, and this is step {self.steps}: there is no learning rate yet to decay from"
+                f"{self._name}.cooldown: a window must have ended before, and none has at step "
+                f"{self.steps}: there is no learning rate yet to decay from"
             )
         # Where it decays already, it decays from its present height.
         self._change_shape(WarmStableDecay(self.steps + steps, self.steps, self._shape(self.steps)))
@@ -438,10 +439,9 @@ def shortest_window(optimizer: Optimizer, total_steps: int | None) -> int:
     """
     betas = [group.get("momentum", group.get("betas", (0.0,))[0]) for group in optimizer.param_groups]
     memory = max(1 / (1 - beta) if isinstance(beta, float) and beta < 1 else 1.0 for beta in betas)
-    if memory <= 2 * _FIRST:
-        return _FIRST
-    longest = math.inf if total_steps is None else max(total_steps // 8, _FIRST)
-    return round(min(memory, longest))
+    wanted = _FIRST if memory <= 2 * _FIRST else memory
+    longest = math.inf if total_steps is None else max(total_steps // 8, 1)
+    return round(min(wanted, longest))
 
 
 def _check(

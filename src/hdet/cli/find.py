@@ -25,7 +25,7 @@ def find(
             show_default=False,
         ),
     ],
-    steps: Annotated[int, typer.Option(min=40, help="How long the search may train.")] = 400,
+    steps: Annotated[int, typer.Option(min=4, help="How long the search may train.")] = 400,
     output: Annotated[
         Path, typer.Option("--output", "-o", dir_okay=False, help="The schedule, for hdet.replay.")
     ] = Path("schedule.json"),

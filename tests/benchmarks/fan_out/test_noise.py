@@ -37,7 +37,7 @@ def test_the_rule_is_that_of_the_horizon_and_every_judged_window_is_noted() -> N
     assert noted.step == 100
     assert noted.progress == pytest.approx(0.0975)
     assert noted.progress_error == pytest.approx(statistics.stdev([0.1, 0.08, 0.12, 0.09]) / 2)
-    noting.update(HorizonState(1e-3, windows=1), seen)  # brings the weights to speed, and judges nothing
+    noting.update(HorizonState(1e-3), seen)  # brings the weights to speed, and judges nothing
     assert len(noting.noted) == 1
     assert repr(noting) == repr(NotedController(ranks=2)), "ranks compare it"
 
@@ -45,7 +45,7 @@ def test_the_rule_is_that_of_the_horizon_and_every_judged_window_is_noted() -> N
 def test_it_is_the_deviation_of_decisions_from_other_batches() -> None:
     """The mean of its square is the variance of the decision over probes, up to what a jackknife adds."""
     draw = random.Random(0)
-    rule = NotedController(ranks=1, significance=0.0)
+    rule = NotedController(ranks=1)
     changes, errors = [], []
     for _ in range(400):
         seen = window([draw.gauss(1.9, 0.02) for _ in range(16)])

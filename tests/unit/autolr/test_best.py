@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.autolr.best import Best, BestWeights
+from hdet.autolr.best import Best, BestWeights, Incumbent
 from hdet.autolr.choice import Candidate, Kind
 from hdet.probes import Probe
 from hdet.replicas import Replicas, SoloReplica
@@ -446,6 +446,46 @@ def test_a_state_is_the_copy_itself() -> None:
 # ---------------------------------------------------------------------- incumbent
 
 
+def searched_through(means: Sequence[float], *, patience: int | None = 3) -> tuple[Incumbent, list[bool]]:
+    """One that was offered windows of these losses, and whether it was behind after each."""
+    kept = Recorded([0.0] * 8)
+    incumbent = Incumbent(kept.weights, patience, 0.1, deployed=False)
+    behind = []
+    for step, mean in enumerate(means):
+        losses = [mean + 1e-3 * k for k in range(4)]
+        incumbent.offer(Candidate(step, "mean", tuple(losses)), losses, {0: kept.model.place})
+        incumbent.count(step, [1.0], rises=False)
+        behind.append(incumbent.behind)
+    return incumbent, behind
+
+
+@pytest.mark.parametrize(
+    ("means", "expected"),
+    [
+        ([3.0, 2.0, 1.0, 1.3, 1.3, 1.3], [False] * 4 + [True] * 2),
+        ([3.0, 2.0, 1.0, 1.3, 0.9, 1.3], [False] * 6),
+        ([3.0, 2.0, 1.0, 1.3, math.nan], [False] * 4 + [True]),
+        ([3.0, 2.0, 1.0] + [1.19] * 9, [False] * 12),
+        ([3.0, 2.0] + [1.0] * 9, [False] * 11),
+        ([1.0, 2.0, 3.0, 4.0], [False] * 4),
+        ([1.0] * 9, [False] * 9),
+    ],
+    ids=["twice", "once", "lost", "a tenth", "stands", "rises from the first step on", "nothing learnt"],
+)
+def test_behind_is_who_lost_much_of_what_was_gained_twice(means: list[float], expected: list[bool]) -> None:
+    """More than a tenth; a loss that stands still, or never fell, is none that older weights would mend."""
+    incumbent, behind = searched_through(means)
+    assert behind == expected
+    again, _ = searched_through([])
+    again.load_state_dict(there_and_back(incumbent.state_dict()))
+    assert (again.behind, again.improves) == (incumbent.behind, incumbent.improves)
+
+
+def test_without_patience_nobody_is_behind() -> None:
+    _, behind = searched_through([3.0, 1.0, 3.0, 3.0, 3.0], patience=None)
+    assert not any(behind)
+
+
 STEPS = 1500
 
 
@@ -470,13 +510,15 @@ def test_with_time_left_a_slower_search_restarts(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.slow
 def test_it_restarts_twice_at_most() -> None:
-    run = Overfitting().run(8000)
+    run = Overfitting(patience=2).run(8000)
     assert run.auto.finished
     assert len(run.restarts) == 2
 
 
 def test_not_without_time() -> None:
-    assert not Overfitting(total_steps=130).run(130).restarts
+    run = Overfitting(total_steps=100).run(100)
+    assert not run.restarts
+    assert any("back to those weights" in event for r in run.records for event in r.events)
 
 
 def test_a_run_that_is_resumed_after_a_restart_is_the_same() -> None:

@@ -83,13 +83,14 @@ def test_other_schedules_keep_their_curve(name: str) -> None:
 
 def test_one_cycle_is_not_climbed_twice() -> None:
     """While the curve itself rises, factor times curve grows like t^growth at most."""
-    run = Training(schedule="onecycle", total_steps=400).run(400)
-    judged = [r for r in run.records if r.horizon[0].action == "up" and r.step < 119]
-    assert judged
+    steps = 2000
+    run = Training(schedule="onecycle", total_steps=steps).run(590)
+    judged = [r for r in run.records[1:-1] if r.horizon[0].action in ("up", "hold")]
+    assert {r.horizon[0].action for r in judged} == {"up", "hold"}, "a steep curve is left alone"
     ends = [record.step for record in run.records]
     for record in judged:
         then = ends[ends.index(record.step) + 1]
-        shape = SHAPES["onecycle"](400)
+        shape = SHAPES["onecycle"](steps)
         began = ends[ends.index(record.step) - 1]
         rise = math.log(shape(record.step - 1) / shape(began - 1))
         change = math.log(record.hyperparameters[0].base_after / record.hyperparameters[0].base_before)
@@ -185,8 +186,9 @@ def test_bfloat16_weights(kind: str) -> None:
         records += [record] if record else []
     assert [(r.horizon[0].why, r.horizon[0].speed) for r in records[:2]] == [("hardly moved", 0.0)] * 2
     assert records[1].hyperparameters[0].base_after == pytest.approx(0.1)
-    reached = next(k for k, r in enumerate(records) if r.horizon[0].why != "hardly moved") + 3
-    assert 0.5 < records[reached].horizon[0].speed < 4, "brought to the speed of 2 that was asked for"
+    moved = next(r for r in records if r.horizon[0].why != "hardly moved")
+    rate, speed = moved.hyperparameters[0], moved.horizon[0].speed
+    assert 0.1 < rate.base_after / (rate.base_before * 2 / speed) < 1 + 1e-9, "to the speed of 2, or less"
     assert weight.dtype == torch.bfloat16
     assert weight.abs().max() < 0.2
 

@@ -94,10 +94,16 @@ def test_one_search_is_no_shape_for_another() -> None:
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), None, 100),
         (lambda p: torch.optim.Adam(p, betas=(0.98, 0.999)), 1000, 50),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 400, 50),
-        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 40, 10),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.99), 40, 5),
+        (lambda p: torch.optim.SGD(p, 0.1), 80, 10),
+        (lambda p: torch.optim.SGD(p, 0.1), 79, 9),
+        (lambda p: torch.optim.AdamW(p), 39, 4),
+        (lambda p: torch.optim.AdamW(p), 8, 1),
+        (lambda p: torch.optim.AdamW(p), 4, 1),
     ],
 )
 def test_no_window_is_shorter_than_momentum_remembers(optimizer: Any, total_steps: Any, steps: int) -> None:
+    """But where the run is too short for eight of them."""
     assert shortest_window(optimizer([torch.nn.Parameter(torch.ones(2))]), total_steps) == steps
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import hdet
+from hdet.autolr.rule import HorizonController
 from hdet.autolr.snapshot import Copies, Snapshot, copy_into, copy_of, empty_copy, fits, wait_for_copies
 from hdet.history import SyncRecord
 from tests.fakes import Alike
@@ -290,10 +291,12 @@ def test_there_are_five_rollbacks_in_a_row_at_most() -> None:
     for _ in range(5 * EVERY):
         run()
     good = run.model.layers[0].weight.detach().clone()
-    lr = run.auto.get_last_lr()[0]
+    (state,) = run.auto._horizon._states
+    assert state.worked > state.value / 3
     for count in range(1, 6):
         run.until_a_record(EVERY)
-        assert run.auto.get_last_lr()[0] == pytest.approx(lr / 3**count)
+        lowest = state.worked / HorizonController().least
+        assert run.auto._horizon._states[0].value == pytest.approx(max(state.value / 3**count, lowest))
         assert torch.equal(run.model.layers[0].weight, good)
     with pytest.raises(
         RuntimeError, match=r"AutoLR.step: step \d+: the probe's loss rose from \S+ to nan"

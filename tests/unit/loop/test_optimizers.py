@@ -275,10 +275,15 @@ def test_several_come_down_and_hand_over_and_are_replayed(tmp_path: Any) -> None
 def test_where_nothing_improves_several_go_back_together() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
-    data = torch.randn(24, 8), torch.randn(24, 1)
+
+    def samples(count: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(count, 8)
+        return x, x[:, :1] + torch.randn(count, 1)
+
+    data = samples(24)
     optimizers = [SGD(model[0].parameters(), 1.0), AdamW(model[2].parameters())]
     loss = lambda pair: (model(pair[0]) - pair[1]).square().mean()  # noqa: E731
-    other = [(torch.randn(64, 8), torch.randn(64, 1)) for _ in range(8)]
+    other = [samples(256) for _ in range(8)]
     auto = AutoLR(optimizers, probe=Probe(loss, other, model=model), total_steps=2000)
     events: list[str] = []
     while not auto.finished:

@@ -94,7 +94,7 @@ def test_a_scheduler_that_writes_over_it_is_named_once(
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     foreign = lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
-    auto = hdet.AutoLR(optimizer, total_steps=60, probe=probe_of(model))
+    auto = hdet.AutoLR(optimizer, total_steps=80, probe=probe_of(model))
     train(model, optimizer, auto, first)
     assert told(caplog) == []
     train(model, optimizer, auto, 20, at=lambda _: foreign.step())

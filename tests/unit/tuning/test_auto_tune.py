@@ -258,8 +258,8 @@ def test_the_rules_are_not_confused() -> None:
 
 def test_without_a_number_of_steps_it_ends_by_itself() -> None:
     run = Run(steps=None, patience=1)
-    for step in range(6000):
-        run.step(step % 40)  # few samples: there is an end to what can be learnt
+    for _ in range(1500):
+        run.step(0)  # one batch alone: what is learnt from it is soon worse than nothing
         if run.tune.finished:
             break
     assert run.tune.finished

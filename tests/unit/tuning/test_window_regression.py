@@ -145,13 +145,12 @@ def incumbent() -> Incumbent:
     probe = hdet.Probe(lambda x: model(x).mean(), [torch.ones(1, 2)] * 8, model=model)
     weights = [p.detach() for p in model.parameters()]
     best = BestWeights(probe, model, weights, SoloReplica(), offload=True)
-    return Incumbent(best, 3, deployed=False)
+    return Incumbent(best, 3, 0.1, deployed=False)
 
 
 def offer(best: Incumbent, step: int, loss: float, *, moved: bool) -> None:
     candidate = Candidate(step, "mean", tuple(loss + 1e-3 * k for k in range(4)))
-    best.weights.offer(candidate, best.weights._parameters)
-    best._search, _ = best._search.offered(candidate)
+    best.offer(candidate, list(candidate.losses), best.weights._parameters)
     best.count(step, [1.0], rises=False, moved=moved)
 
 
@@ -190,5 +189,5 @@ def test_who_goes_back_to_try_what_others_moved_is_not_slower() -> None:
     assert controller.retreat(state).value == pytest.approx(0.1)
     kept = controller.retreat(state, slower=False)
     assert (kept.value, kept.ceiling, kept.gap) == (0.3, None, None)
-    assert controller.restart(1e-5, 0.3).cap == pytest.approx(0.1)
-    assert controller.restart(1e-5, 0.3, slower=False).cap == 0.3
+    assert controller.restart(state, 1e-5, 0.3).ceiling == pytest.approx(0.1)
+    assert controller.restart(state, 1e-5, 0.3, slower=False).ceiling == 0.3

@@ -39,24 +39,24 @@ function duration(seconds) {
 /** weight_decay and lr/0 as words. */
 const spoken = (name) => String(name).replace(/_/g, " ").replace(/^lr\b/, "learning rate");
 
+/** Why a window says nothing for or against the rate. */
+const UNSEEN = {
+  "not significant": "what was seen is within the probe's noise",
+  "no progress": "the averaged path made no progress",
+};
+
 /** What one window decided and why. */
 function decision(seen, before, after) {
   const moved = finite(before) && finite(after) ? `, from ${number(before, 2)} to ${number(after, 2)}` : "";
-  const lag = `the lag, ${number(seen.lag)},`;
-  const limit = number(seen.tolerated);
   switch (seen.action) {
     case "scale":
       return seen.why === "hardly moved"
         ? `The weights hardly moved: the rate is raised${moved}.`
-        : `The first windows bring the weights to speed${moved}.`;
+        : `The weights are brought to speed${moved}.`;
     case "up":
-      return finite(seen.lag) && finite(seen.tolerated)
-        ? `The rate grows${moved}: ${lag} is below the tolerated ${limit}, so the rate is what limits progress.`
-        : `The rate grows${moved}${seen.why ? `: ${seen.why}` : ""}.`;
+      return `The rate grows${moved}${because(seen, seen.lag < seen.tolerated, "below", "the rate is", "higher")}.`;
     case "down":
-      return finite(seen.lag) && finite(seen.tolerated)
-        ? `The rate shrinks${moved}: ${lag} is above the tolerated ${limit}, so noise is what limits progress.`
-        : `The rate shrinks${moved}${seen.why ? `: ${seen.why}` : ""}.`;
+      return `The rate shrinks${moved}${because(seen, seen.lag > seen.tolerated, "above", "noise is", "lower")}.`;
     case "back":
       return `Back to the start of the window, at a smaller rate: ${seen.why || "the loss rose"}.`;
     default:
@@ -64,12 +64,22 @@ function decision(seen, before, after) {
   }
 }
 
+/** Why the rate moved: by evidence, or toward the usual rate where there is none, or too little. */
+function because(seen, agrees, side, limit, usual) {
+  const nothing = UNSEEN[seen.why];
+  if (nothing) return `, toward the usual rate: ${nothing}, so nothing speaks for or against the rate`;
+  if (!finite(seen.lag) || !finite(seen.tolerated)) return seen.why ? `: ${seen.why}` : "";
+  const lag = `the lag, ${number(seen.lag)}, is`;
+  return agrees
+    ? `: ${lag} ${side} the tolerated ${number(seen.tolerated)}, so ${limit} what limits progress`
+    : `: the usual rate is ${usual}, and ${lag} too close to the tolerated ${number(seen.tolerated)} to outweigh it`;
+}
+
 function held(seen) {
   const texts = {
     "the schedule decays": "The schedule decays; the search is over.",
-    "not significant": "The rate stays: what was seen is within the probe's noise.",
-    "no progress": "The rate stays: the averaged path made no progress.",
     "": "The rate stays.",
   };
+  if (UNSEEN[seen.why]) return `Nothing speaks for or against the rate, and it stays: ${UNSEEN[seen.why]}.`;
   return texts[seen.why || ""] || `The rate stays: ${seen.why}.`;
 }
