@@ -207,6 +207,7 @@ BENCHMARKS = {
         {
             **{"part": _PART, "methods": _METHODS, "tasks": _TASKS, "seeds": _SEEDS},
             **_in_parts("runs/zoo-DEVICE.jsonl"),
+            "chart": _CHART,
         },
     ),
     "autolr": Benchmark("speed.autolr", "What AutoLR costs, beside plain training."),

@@ -18,6 +18,7 @@ from benchmarks.regret.arms import prepare
 from benchmarks.rows import KeptRows, Row
 from benchmarks.zoo.analysis import MEASURES, analyse
 from benchmarks.zoo.catalogue import TASKS, cells
+from benchmarks.zoo.chart import chart
 from benchmarks.zoo.data import missing
 from benchmarks.zoo.families import FAMILIES, PARTS
 from benchmarks.zoo.plan import METHODS, Plan, Run, planned, run_of
@@ -26,7 +27,7 @@ from benchmarks.zoo.runs import execute
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["run", "table"]
+__all__ = ["chart", "run", "table"]
 
 #: Quick runs need no data.
 _QUICK = "linear-layers-full-batch"

@@ -53,7 +53,8 @@ _EXTENSIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run: all that its result depends on. ``method`` is fixed or autolr, which has no rate."""
+    """One training run: all that its result depends on. ``method`` is fixed, autolr or before; the last two
+    have no rate."""
 
     task: str
     optimizer: str
@@ -88,6 +89,10 @@ class Plan:
     def autolr(self, cell: Cell, seed: int) -> Run:
         """Without a rate."""
         return Run(*cell, "autolr", None, "own", seed, self.device)
+
+    def before(self, cell: Cell, seed: int) -> Run:
+        """As AutoLR did with the rule of 0.2.0; kept, and not to be run again."""
+        return Run(*cell, "before", None, "own", seed, self.device)
 
 
 def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:

@@ -24,13 +24,16 @@ from benchmarks.workloads.base import Batch, seeded
 from benchmarks.zoo.catalogue import TASKS
 from benchmarks.zoo.plan import DEFAULT_RATES, Run
 from benchmarks.zoo.task import Setting
+from hdet.history import SyncRecord
 
-__all__ = ["execute", "mean_loss"]
+__all__ = ["execute", "mean_loss", "pace_of"]
 
 #: Every so many steps a run at a fixed rate is asked whether its loss is still a number.
 _LOOK = 50
 #: Beyond so many times the loss at the start a run has diverged, like one whose loss is not finite.
 _DIVERGED = 10.0
+#: Windows in which the weights hardly move are followed by others at a hundred times the rate.
+_FIRST_STEPS = 60
 #: The rate of AutoLR is read here, a share of the run, before the schedule comes down.
 _READ = 0.7
 
@@ -154,6 +157,28 @@ def _autolr(run: Run, setting: Setting, steps: int) -> _Trainer:
         on_event=events.append,
     )
     return _Trainer(optimizers, auto.step, auto.finish_, lambda: auto.finished, events)
+
+
+def pace_of(task: str, optimizer: str) -> float | None:
+    """By how much of their norm a unit of rate moves the weights in one of the first steps; where there are
+    two optimizers, the weights of the first. None where they hardly move."""
+    with seeded(0):
+        setting = TASKS[task].build(0, "cpu")
+        setting.model.train()
+        run = Run(task, optimizer, "autolr", None, "own", 0)
+        trainer = _autolr(run, setting, TASKS[task].steps)
+        for _ in range(_FIRST_STEPS):
+            now = float(trainer.optimizers[0].param_groups[0]["lr"])
+            loss = setting.loss_fn(setting.batches())
+            for part in trainer.optimizers:
+                part.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            for part in trainer.optimizers:
+                part.step()
+            record = trainer.after_step(loss.detach())
+            if isinstance(record, SyncRecord) and not record.horizon[0].why:
+                return record.horizon[0].speed / TASKS[task].steps / now
+    return None
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

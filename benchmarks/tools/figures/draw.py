@@ -145,27 +145,26 @@ def _rate(runs: Mapping[str, Run]) -> Figure:
     above.set_ylabel("windows")
     above.legend(loc="upper right")
     _rates(below, run)
+    below.axhline(run["usual_rate"], color=_TEXT, linewidth=0.9, linestyle="--", label="usual")
     for action, name in (("scale", "to speed"), ("up", "up"), ("down", "down"), ("hold", "stays")):
         mark, colour = _ACTIONS[action]
         below.plot([], [], mark, color=colour, markersize=6, linestyle="none", label=name)
     below.legend(loc="lower right", ncols=2)
-    for step, y, text in _reasons(run):
-        below.annotate(
-            text, (step, y), (0, 12), textcoords="offset points", ha="center", va="bottom", fontsize=8
-        )
+    for step, y, text, offset, side in _reasons(run):
+        below.annotate(text, (step, y), offset, textcoords="offset points", ha=side, va="center", fontsize=8)
     below.set_ylim(5e-6, 3 * run["highest_rate"])
     return figure
 
 
-def _reasons(run: Run) -> list[tuple[float, float, str]]:
-    """Above a window of each phase, what moves the rate in it."""
-    windows = run["windows"]
-    doubled = [w for w in windows if w["action"] == "up" and w["rate_after"] / w["rate"] > 1.5]
+def _reasons(run: Run) -> list[tuple[float, float, str, tuple[float, float], str]]:
+    """Beside a window of each phase, what moves the rate in it, how far from it, and at which side."""
+    windows, usual = run["windows"], run["usual_rate"]
+    grown = [w for w in windows if w["action"] == "up" and w["rate"] < usual]
     down = [w for w in windows if w["action"] == "down"]
-    told = [(windows[1]["step"] + 6, windows[1]["rate_after"], "brings the weights\nto speed")]
-    told += [(w["step"] - 14, w["rate_after"], "only drift:\ntwice the growth") for w in doubled[1:2]]
-    told += [(w["step"], w["rate_after"], "lag above tolerated") for w in down[:1]]
-    return told
+    told = [(windows[:1], "brings the weights to speed", (10.0, -3.0), "left")]
+    told += [(grown[5:6], "no noise: as fast as allowed", (8.0, -14.0), "left")]
+    told += [(down[:1], "little speaks for it: toward the usual", (0.0, 14.0), "center")]
+    return [(w["step"], w["rate_after"], *how) for of, *how in told for w in of]
 
 
 def _rates(axes: Axes, run: Run) -> None:
@@ -216,16 +215,17 @@ def _kept(runs: Mapping[str, Run]) -> Figure:
         if window["event"]:
             for axes in (above, below):
                 axes.axvline(window["step"], color=_END, linewidth=0.9, linestyle=":")
-            where = "from the beginning" if "beginning" in window["event"] else "back"
+            where = {"from the beginning": "restart", "back": "to the best"}
+            what = next((text for key, text in where.items() if key in window["event"]), "decays")
             above.annotate(
-                f"step {window['step']}:\n{where},\nrate below a third",
+                f"step {window['step']}:\n{what}",
                 *((window["step"], above.get_ylim()[1]), (4, 0)),
                 textcoords="offset points",
                 va="top",
                 color=_END,
                 fontsize=8,
             )
-    above.legend(loc="upper right")
+    figure.legend(loc="outside upper center", ncols=3)
     return figure
 
 

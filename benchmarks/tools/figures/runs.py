@@ -20,13 +20,14 @@ from benchmarks.workloads import Batch, Workload, digits
 from benchmarks.workloads.base import ByNumber, generator, in_parts, shuffled
 from benchmarks.workloads.charlm import Size, coded, on_tokens
 from hdet.autolr.auto_lr import AutoLR
+from hdet.autolr.prior import usual_rate
 from hdet.history import SyncRecord
 from hdet.probes import Probe
 
 __all__ = ["train"]
 
 _STEPS = {"text": 400, "digits": 1000}
-#: The first one that anybody would try; others were looked at, and go the same way or back once more.
+#: The first one that anybody would try; three others were looked at, and go back and restart as well.
 _SEED = 0
 _IMAGES, _PROBE_IMAGES, _BATCH, _PROBE_BATCH = 150, 512, 32, 64
 _WRONG, _CLASSES = 0.2, 10
@@ -122,6 +123,7 @@ def _run(
         "steps": steps,
         "rates": _plain(rates),
         "highest_rate": _plain(max(rates)),
+        "usual_rate": _plain(usual_rate(windows[0]["speed"] / steps / windows[0]["rate"])),
         "windows": windows,
         "handed": None if handed is None else _plain(asdict(handed)),
         "test_loss_at_the_end": _plain(ended),

@@ -7,10 +7,11 @@ from benchmarks.zoo.plan import planned
 
 
 def row_of(run, loss, chosen=None, **more):
+    finite = loss if math.isfinite(loss) else None
+    chosen = finite if chosen is None else chosen
     return {
         **asdict(run),
-        "test": loss if math.isfinite(loss) else None,
-        "test_chosen": loss if chosen is None else chosen,
+        **{"test": finite, "test_chosen": chosen, "probe": finite, "probe_chosen": chosen},
         "start": 2.0,
         "reached": run.rate or 0.02,
         "back": 0,

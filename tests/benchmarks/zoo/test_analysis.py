@@ -1,11 +1,16 @@
 """From rows to the table."""
 
+import itertools
 import json
 import math
+import statistics
+import xml.etree.ElementTree
 
 import pytest
 
+from benchmarks.zoo import catalogue
 from benchmarks.zoo.analysis import analyse
+from benchmarks.zoo.chart import chart
 from benchmarks.zoo.families import part_of
 from benchmarks.zoo.plan import Plan
 from tests.benchmarks.zoo.rows import complete, row_of
@@ -55,10 +60,48 @@ def test_other_seeds_of_the_default_do_not_pass_for_the_sweep():
 
 def test_a_cell_without_a_sweep_has_no_line():
     done = complete(Plan(PLAN.cells, methods=("autolr",)), loss)
-    assert analyse(PLAN, done) == {"cells": [], "summary": {}}
+    assert analyse(PLAN, done) == {"cells": [], "summary": {}, "goals": {}}
 
 
 def test_a_floor_is_the_smallest_unit():
     plan = Plan([("mushrooms-separable", "adamw")])
     (line,) = analyse(plan, complete(plan, lambda run: 1e-6 if run.rate else 0.005))["cells"]
     assert line["autolr"]["excess_test"] == pytest.approx(0.1, rel=1e-3)
+
+
+def test_what_a_user_would_do_instead_is_read_from_the_sweep(monkeypatch):
+    monkeypatch.setattr("benchmarks.zoo.others.paces", lambda: {("letter-mlp", "adamw"): 1e3})
+    told = analyse(PLAN, complete(PLAN, loss))
+    letters, clothes = told["cells"]
+    # One rate for each optimizer, from the fit families alone, whichever of the two is among them.
+    fit = [line for line in told["cells"] if line["part"] == "fit"]
+    assert all(line["one rate"]["excess_test"] == 0 for line in fit)
+    assert (clothes["one rate"] is None) == (clothes["part"] != "fit")
+    # The prior's rate at this pace is 4e-4, and the sweep's nearest is 3.2e-4.
+    assert letters["prior"]["excess_test"] == pytest.approx(0.5, abs=1e-3)
+    assert clothes["prior"] is None
+    # Of eight rates, two at a distance of each half-decade but for the best and the last.
+    ordered = sorted(1 + abs(exponent + 6) / 2 for exponent in range(-10, -2))
+    assert letters["random 8"]["excess_test"] == pytest.approx(0.0, abs=1e-3)
+    draws = list(itertools.combinations(ordered, 4))
+    expected = statistics.fmean(min(draw) for draw in draws) - 1
+    assert letters["random 4"]["excess_test"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_goals_are_those_of_the_test_families():
+    cells = [cell for cell in catalogue.cells("test") if cell[1] == "adamw"][:3]
+    plan = Plan(cells)
+    met = analyse(plan, complete(plan, lambda run: 1.0 if run.method == "autolr" else loss(run) + 0.5))
+    assert all(goal["met"] for goal in met["goals"].values())
+    missed = analyse(plan, complete(plan, lambda run: 9.0 if run.method == "autolr" else loss(run)))
+    assert not any(goal["met"] for goal in missed["goals"].values())
+    assert analyse(PLAN, complete(PLAN, loss))["goals"] == {} or "test" in map(
+        part_of, {"letter-shapes", "clothes"}
+    )
+
+
+def test_the_chart_has_a_line_for_each_method():
+    drawn = chart(analyse(PLAN, complete(PLAN, loss)))
+    assert drawn.count("<polyline") == 5, "AutoLR, one rate, two of random rates, the default"
+    assert "AutoLR of 0.2.0" not in drawn
+    xml.etree.ElementTree.fromstring(drawn)

@@ -22,6 +22,7 @@ __all__ = [
     "ahead_of_peers",
     "as_good_as_tuned",
     "near_the_sweep",
+    "near_the_sweep_of_the_zoo",
     "near_the_sweep_with_its_choice",
     "never_diverges",
     "optimizers_rate_is_not_read",
@@ -38,6 +39,21 @@ def near_the_sweep(results: Results) -> Judged:
         text = f"{machine_of(result)}: mean {over['mean']:.2f} %, worst {over['worst']:.2f} %"
         goals = [goal_of(result, words) for words in ("mean regret", "worst at", "mean 0.7", "worst 2")]
         places += [Place(text, goals[0]["met"]), *(Place("", goal["met"]) for goal in goals[1:])]
+    return at_places(places)
+
+
+def near_the_sweep_of_the_zoo(results: Results) -> Judged:
+    """A place for each goal on the test families."""
+    places = []
+    for result in results.values():
+        auto = result["summary"]["test"]["autolr"]
+        chosen = auto["test_chosen"]
+        text = (
+            f"{auto['cells']} cells: median {100 * chosen['median']:.1f} %, "
+            f"mean {100 * chosen['mean']:.0f} %, worst {100 * chosen['worst']:.0f} %, {auto['lost']} of "
+            f"{auto['runs']} runs lost, ahead of the default rate in {chosen['ahead_of_default']}"
+        )
+        places += [Place("" if k else text, goal["met"]) for k, goal in enumerate(result["goals"].values())]
     return at_places(places)
 
 

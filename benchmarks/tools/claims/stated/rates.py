@@ -20,6 +20,14 @@ CLAIMS = (
         ("excess", "excess-optimizers"),
     ),
     Claim(
+        "zoo",
+        "docs/evidence.md",
+        "On families of tasks that no constant was fitted to AutoLR is near the tuned sweep, loses no run, "
+        "and is ahead of a default rate",
+        rates.near_the_sweep_of_the_zoo,
+        ("zoo",),
+    ),
+    Claim(
         "others",
         "docs/evidence.md",
         "One run of AutoLR solves what a search of AdamW's rate and betas does in 30 trials, or in 10",

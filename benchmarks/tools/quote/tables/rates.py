@@ -8,7 +8,7 @@ from benchmarks.regret.analysis import grid, misled
 from benchmarks.regret.tables import detail, leading, matrix, unpaired_note
 from benchmarks.tools.quote.tables.grid import markdown
 
-__all__ = ["deepobs", "excess", "lightbench", "regret"]
+__all__ = ["deepobs", "excess", "lightbench", "regret", "zoo"]
 
 
 def regret(result: dict[str, Any]) -> str:
@@ -81,3 +81,51 @@ def deepobs(result: dict[str, Any]) -> str:
         lines.append(f"| {row['optimizer']} | {' | '.join(said)} |")
     note = f"Test loss after {result['settings']['steps']} steps, mean ± deviation of ten seeds."
     return "\n".join([*lines, "", note])
+
+
+#: Methods of the zoo, in the order of its table.
+_METHODS = {
+    "autolr": "**AutoLR**",
+    "before": "AutoLR of 0.2.0",
+    "one rate": "one rate for each optimizer, chosen on fit",
+    "prior": "the prior's rate",
+    "random 4": "best by the probe of 4 rates",
+    "random 8": "best by the probe of 8 rates",
+    "default": "the default rate",
+}
+
+
+def zoo(result: dict[str, Any]) -> str:
+    """What every method costs on the families that nothing was fitted to, and AutoLR on the others."""
+    headings = [
+        "families",
+        "method",
+        "mean",
+        "to 1 at most",
+        "median",
+        "nine of ten",
+        "worst",
+        "lost",
+        "ahead",
+    ]
+    rows = []
+    for part in ("test", "dev", "fit"):
+        for method, name in _METHODS.items():
+            told = result["summary"][part][method]
+            if not told["cells"] or (part != "test" and method not in ("autolr", "before", "default")):
+                continue
+            chosen = told["test_chosen"]
+            numbers = [chosen[of] for of in ("mean", "mean_to_one", "median", "nine_of_ten", "worst")]
+            ahead = f"{chosen['ahead_of_default']} of {told['cells']}" if method != "default" else "–"
+            lost = f"{told['lost']} of {told['runs']}"
+            rows.append([part, name, *(f"{100 * value:.1f}" for value in numbers), lost, ahead])
+    met = [f"{name}: {'met' if goal['met'] else 'missed'}" for name, goal in result["goals"].items()]
+    note = (
+        "Excess over the tuned sweep in %, both with the choice of weights by the probe, over cells. "
+        "*To 1 at most*: the mean where no cell counts for more than 100 %. *Lost*: runs that end 25 % above "
+        "the sweep or within a tenth of where they began. *Ahead*: of the default rate, in cells. AutoLR and "
+        "the default rate have three seeds, the others one. All but AutoLR use OneCycle. Goals, on the test "
+        "families: "
+        f"{'; '.join(met)}."
+    )
+    return f"{markdown(headings, rows)}\n\n{note}"

@@ -30,6 +30,16 @@ def excess(*met: bool) -> dict[str, Any]:
     return {"excess": {"overall": {"autolr": {"chosen": over, "chosen_over_ends": over}}, "goals": goals}}
 
 
+def zoo(*met: bool) -> dict[str, Any]:
+    """The goals of the zoo."""
+    chosen = {"mean": 0.07, "median": 0.03, "worst": 0.5, "ahead_of_default": 49}
+    told = {"cells": 54, "runs": 162, "lost": 19, "test_chosen": chosen}
+    return {
+        "summary": {"test": {"autolr": told}},
+        "goals": {str(k): {"met": one} for k, one in enumerate(met)},
+    }
+
+
 def tuned(ahead: tuple[int, int] = (0, 0), excess: tuple[float, ...] = ()) -> dict[str, Any]:
     counts = {
         arm: {"ahead": n, "clearly": 0, "of": 6} for arm, n in zip(("random", "PBT"), ahead, strict=True)
@@ -112,6 +122,11 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([regret(0.3, 1.0)], HOLDS),
         ([regret(0.2, 5.0)], PARTLY),
         ([regret(1.0, 5.0)], NOT_HERE),
+    ],
+    judges.rates.near_the_sweep_of_the_zoo: [
+        ([zoo(True, True)], HOLDS),
+        ([zoo(True, False)], PARTLY),
+        ([zoo(False, False)], NOT_HERE),
     ],
     judges.rates.near_the_sweep_with_its_choice: [
         ([excess(True, True)], HOLDS),
