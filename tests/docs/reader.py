@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import hdet  # noqa: F401  (pages use it)
 
-torch.manual_seed(0)
+torch.manual_seed(1)
 S, epochs, batch_size = 64, 2, 16
 world = dist.get_world_size() if dist.is_initialized() else 1
 

@@ -19,7 +19,7 @@ def test_what_one_must_know_stands_there() -> None:
         "after the process group",
         r"One `auto\.step\(\)` for each optimizer step",
         "Restore in this order",
-        "40 steps at least",
+        r"\*\*4 steps at least",
         "The probe is not a validation set",
     ):
         assert re.search(rule, known), rule
