@@ -106,19 +106,25 @@ def _train(setting: Setting, trainer: _Trainer, steps: int, *, watch: bool) -> t
     """Steps taken, the highest rate, and the last one of the first seven tenths of the run."""
     reached = read = 0.0
     for taken in range(1, steps + 1):
-        loss = setting.loss_fn(setting.batches())
-        for optimizer in trainer.optimizers:
-            optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in trainer.optimizers:
-            optimizer.step()
+        loss = _step(setting, trainer.optimizers)
         now = rate(trainer.optimizers, "lr")
         reached = max(reached, now)
         read = now if taken <= _READ * steps else read
-        trainer.after_step(loss.detach())
+        trainer.after_step(loss)
         if trainer.finished() or (watch and taken % _LOOK == 0 and not math.isfinite(loss.item())):
             break
     return taken, reached, read
+
+
+def _step(setting: Setting, optimizers: Sequence[Any]) -> Tensor:
+    """One step on the next batch; its loss."""
+    loss = setting.loss_fn(setting.batches())
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss.detach()
 
 
 def _probe(setting: Setting) -> hdet.Probe:
@@ -169,13 +175,8 @@ def pace_of(task: str, optimizer: str) -> float | None:
         trainer = _autolr(run, setting, TASKS[task].steps)
         for _ in range(_FIRST_STEPS):
             now = float(trainer.optimizers[0].param_groups[0]["lr"])
-            loss = setting.loss_fn(setting.batches())
-            for part in trainer.optimizers:
-                part.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            for part in trainer.optimizers:
-                part.step()
-            record = trainer.after_step(loss.detach())
+            loss = _step(setting, trainer.optimizers)
+            record = trainer.after_step(loss)
             if isinstance(record, SyncRecord) and not record.horizon[0].why:
                 return record.horizon[0].speed / TASKS[task].steps / now
     return None

@@ -283,7 +283,8 @@ class Incumbent:
         search = self._search
         if self._patience is None or search.behind < _BEHIND or not search.learnt:
             return False
-        assert search.first is not None and search.lowest is not None  # noqa: PT018  # something was learnt
+        assert search.first is not None  # something was learnt
+        assert search.lowest is not None
         return self._last - search.lowest.loss > self._lost * (search.first.loss - search.lowest.loss)
 
     @property

@@ -162,8 +162,8 @@ class HorizonController:
         memory: weight of the windows before in the pooled gap and progress, in [0, 1).
         thrown: weights that move so many times as far as a unit of rate has moved them before were thrown.
         lost: what a window may lose, as a share of all that was gained.
-        slower: after a way back the rate is divided by this, and bounded by that. While there is progress,
-            the bound grows in proportion to t after a rollback;
+        slower: after a rollback or a retreat the rate is divided by this, and bounded by that. While there
+            is progress, the bound grows in proportion to t after a rollback;
         fade: and like t^fade after a return to the best weights, or to the beginning.
         least: outside the decay the rate never falls below one that made progress by more than this factor.
 
