@@ -109,7 +109,10 @@ _PROBLEMS = Annotated[
 _PART = Annotated[Part | None, typer.Option(help="Which families.", show_default="all of them")]
 _METHODS = Annotated[
     str | None,
-    typer.Option(help="Some of sweep, default, autolr, between commas.", show_default="all of them"),
+    typer.Option(
+        help="Some of sweep, default, autolr, prodigy, schedule-free, greedy, greedy-bounds, between commas.",
+        show_default="all of them",
+    ),
 ]
 _TASKS = Annotated[str | None, typer.Option(help="Names of tasks, between commas.", show_default="all")]
 _STEPS = Annotated[int | None, typer.Option(min=40, help="The cap of steps.", show_default="20,000")]

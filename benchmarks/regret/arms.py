@@ -181,12 +181,17 @@ def _autolr(run: Run, workload: Workload, model: nn.Module) -> Trainer:
     )
 
 
+def _peer(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+    batches = workload.batches(run.seed)
+    return PEERS[run.arm](run.optimizer, model, workload.steps, lambda: workload.loss(model, next(batches)))
+
+
 _ARMS: dict[str, Callable[[Run, Workload, nn.Module], Trainer]] = {
     "sweep": _scheduled,
     "default": _scheduled,
     "default-onecycle": _scheduled,
     "autolr": _autolr,
-    **PEERS,
+    **dict.fromkeys(PEERS, _peer),
 }
 
 

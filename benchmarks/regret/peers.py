@@ -1,7 +1,8 @@
 """What else asks for no learning rate, each with the settings that its own documentation recommends.
 
 Weight decay is that of torch's own AdamW also where a peer's default is another. A package that is not there
-makes a run fail, with what to install, and nothing else.
+makes a run fail, with what to install, and nothing else. Each is built from the optimizer's name, the model,
+the number of steps, and a function that gives the loss of a training batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib import import_module
-from itertools import islice
 from typing import Any
 
 import torch
@@ -20,38 +20,39 @@ from torch.nn.modules.batchnorm import _NormBase  # no public name covers all of
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from benchmarks.regret.optimizers import MOMENTUM, WEIGHT_DECAY, build, rate
-from benchmarks.regret.plan import DEFAULT_RATES, Run
+from benchmarks.regret.plan import DEFAULT_RATES
 from benchmarks.regret.trainer import WARM_UP, Trainer, stepping, with_wsd
-from benchmarks.workloads import Workload
 
-__all__ = ["PEERS"]
+__all__ = ["PEERS", "greedy"]
+
+TrainingLoss = Callable[[], Tensor]
 
 # As many as schedule-free's README refreshes BatchNorm with.
 _REFRESHED = 50
 
 
-def _prodigy(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+def _prodigy(name: str, model: nn.Module, steps: int, _: TrainingLoss) -> Trainer:
     """With the cosine schedule that its README recommends."""
     # Its constructor announces the weight decay on standard output.
     with redirect_stdout(io.StringIO()):
         optimizer = _peer("prodigyopt").Prodigy(
             model.parameters(), lr=1.0, weight_decay=WEIGHT_DECAY, safeguard_warmup=True
         )
-    scheduler = CosineAnnealingLR(optimizer, T_max=workload.steps)
+    scheduler = CosineAnnealingLR(optimizer, T_max=steps)
     return Trainer([optimizer], stepping([scheduler]), lambda: rate([optimizer], "d", "lr"))
 
 
-def _dadaptation(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+def _dadaptation(name: str, model: nn.Module, steps: int, _: TrainingLoss) -> Trainer:
     """With the schedule one would use anyway, as its README says."""
     package = _peer("dadaptation")
-    if run.optimizer == "adamw":
+    if name == "adamw":
         with redirect_stdout(io.StringIO()):
             optimizer = package.DAdaptAdam(
                 model.parameters(), lr=1.0, weight_decay=WEIGHT_DECAY, decouple=True
             )
     else:
         optimizer = package.DAdaptSGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
-    scheduler = with_wsd(optimizer, workload.steps)
+    scheduler = with_wsd(optimizer, steps)
 
     def lr() -> float:
         # The variant of SGD divides by the norm of the first gradient.
@@ -61,28 +62,28 @@ def _dadaptation(run: Run, workload: Workload, model: nn.Module) -> Trainer:
     return Trainer([optimizer], stepping([scheduler]), lr)
 
 
-def _schedule_free(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+def _schedule_free(name: str, model: nn.Module, steps: int, training_loss: TrainingLoss) -> Trainer:
     """At the package's default learning rate, with the warm-up that its README recommends."""
     package = _peer("schedulefree")
-    warm_up = max(1, int(WARM_UP * workload.steps))
-    if run.optimizer == "adamw":
+    warm_up = max(1, int(WARM_UP * steps))
+    if name == "adamw":
         optimizer = package.AdamWScheduleFree(
             model.parameters(), weight_decay=WEIGHT_DECAY, warmup_steps=warm_up
         )
     else:
         optimizer = package.SGDScheduleFree(model.parameters(), momentum=MOMENTUM, warmup_steps=warm_up)
-    return _averaging(run, workload, model, optimizer, "scheduled_lr")
+    return _averaging(model, optimizer, training_loss, "scheduled_lr")
 
 
-def _prodigy_schedule_free(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+def _prodigy_schedule_free(name: str, model: nn.Module, steps: int, training_loss: TrainingLoss) -> Trainer:
     """With its defaults, which its README says should just work: lr 1, no warm-up, no schedule."""
     package = _peer("prodigyplus.prodigy_plus_schedulefree")
     with redirect_stdout(io.StringIO()):
         optimizer = package.ProdigyPlusScheduleFree(model.parameters(), lr=1.0, weight_decay=WEIGHT_DECAY)
-    return _averaging(run, workload, model, optimizer, "d", "lr")
+    return _averaging(model, optimizer, training_loss, "d", "lr")
 
 
-def _averaging(run: Run, workload: Workload, model: nn.Module, optimizer: Any, *lr: str) -> Trainer:
+def _averaging(model: nn.Module, optimizer: Any, training_loss: TrainingLoss, *lr: str) -> Trainer:
     """An optimizer without a schedule whose result is an average that it holds."""
     optimizer.train()
 
@@ -92,16 +93,16 @@ def _averaging(run: Run, workload: Workload, model: nn.Module, optimizer: Any, *
         if any(isinstance(module, _NormBase) for module in model.modules()):
             model.train()
             with torch.no_grad():
-                for batch in islice(workload.batches(run.seed), _REFRESHED):
-                    workload.loss(model, batch)
+                for _ in range(_REFRESHED):
+                    training_loss()
 
     return Trainer([optimizer], lambda loss: None, lambda: rate([optimizer], *lr), finish)
 
 
-def _mechanic(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+def _mechanic(name: str, model: nn.Module, steps: int, _: TrainingLoss) -> Trainer:
     """Around torch's optimizer at a learning rate of 1, as its README says, under the schedule."""
-    (optimizer,) = build(run.optimizer, model, 1.0, _peer("mechanic_pytorch").mechanize)
-    scheduler = with_wsd(optimizer, workload.steps)
+    (optimizer,) = build(name, model, 1.0, _peer("mechanic_pytorch").mechanize)
+    scheduler = with_wsd(optimizer, steps)
 
     def lr() -> float:
         return rate([optimizer], "lr") * float(optimizer.state["_mechanic"]["s"].sum())
@@ -109,21 +110,28 @@ def _mechanic(run: Run, workload: Workload, model: nn.Module) -> Trainer:
     return Trainer([optimizer], stepping([scheduler]), lr)
 
 
-def _greedy(run: Run, workload: Workload, model: nn.Module) -> Trainer:
+def greedy(
+    name: str,
+    model: nn.Module,
+    steps: int,
+    _: TrainingLoss,
+    *,
+    min_lr: float = 1e-5,
+    max_lr: float = 1.0,
+) -> Trainer:
     """GreedyLR from torch's default rate, told the loss of every step, with the settings of its README.
 
     Those of its constructor hold the rate between 1e-3 and 1 and take every batch's luck for progress or
-    none; where its README uses it without a Trainer it smooths over 50 losses and moves by a hundredth.
+    none; where its README uses it without a Trainer it smooths over 50 losses and moves by a hundredth. It
+    never goes below an upper bound that it began above, so that then it begins at the bound.
     """
     package = _peer("transformers.optimization", "'transformers>=5.4'")
     if not hasattr(package, "GreedyLR"):
         raise ModuleNotFoundError("this arm needs GreedyLR: pip install 'transformers>=5.4'")
-    optimizers = build(run.optimizer, model, DEFAULT_RATES[run.optimizer])
+    optimizers = build(name, model, min(DEFAULT_RATES[name], max_lr))
+    settings = {"mode": "min", "factor": 0.99, "patience": 10, "smooth": True, "window_size": 50}
     schedulers = [
-        package.GreedyLR(
-            optimizer, mode="min", factor=0.99, patience=10, min_lr=1e-5, smooth=True, window_size=50
-        )
-        for optimizer in optimizers
+        package.GreedyLR(optimizer, min_lr=min_lr, max_lr=max_lr, **settings) for optimizer in optimizers
     ]
 
     def after_step(loss: Tensor) -> None:
@@ -134,13 +142,13 @@ def _greedy(run: Run, workload: Workload, model: nn.Module) -> Trainer:
 
 
 #: By arm.
-PEERS: dict[str, Callable[[Run, Workload, nn.Module], Trainer]] = {
+PEERS: dict[str, Callable[[str, nn.Module, int, TrainingLoss], Trainer]] = {
     "prodigy": _prodigy,
     "prodigy-schedulefree": _prodigy_schedule_free,
     "dadaptation": _dadaptation,
     "schedule-free": _schedule_free,
     "mechanic": _mechanic,
-    "greedy": _greedy,
+    "greedy": greedy,
 }
 
 

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hdet.autolr.auto_lr import AutoLR
 from hdet.autolr.best_mean import BestMean
+from hdet.loop.announce import Event
 
 __all__ = ["WARM_UP", "Trainer", "stepping", "with_wsd", "wsd"]
 
@@ -30,6 +31,8 @@ class Trainer:
     best: BestMean | AutoLR | None = None
     #: Whether there is nothing left to train.
     finished: Callable[[], bool] = lambda: False
+    #: Filled while it trains.
+    events: Sequence[Event] = ()
 
 
 def wsd(step: int, steps: int) -> float:

@@ -17,7 +17,7 @@ from benchmarks.rows import Row, six_digits
 from benchmarks.zoo.catalogue import TASKS
 from benchmarks.zoo.families import PARTS, part_of
 from benchmarks.zoo.others import OTHERS, others
-from benchmarks.zoo.plan import Cell, Plan, Run, best_settings, first_seed, loss_of
+from benchmarks.zoo.plan import PEERS, Cell, Plan, Run, best_settings, first_seed, loss_of
 
 __all__ = ["MEASURES", "analyse", "excess"]
 
@@ -28,7 +28,7 @@ _PLAIN = {"test": "test", "test_chosen": "test_chosen"}
 _CHOOSES = {"test": "test_chosen", "test_chosen": "test_chosen"}
 _LOSSES = {
     **{"autolr": _CHOOSES, "before": _CHOOSES, "default": _PLAIN},
-    **dict.fromkeys(OTHERS, _PLAIN),
+    **dict.fromkeys((*PEERS, *OTHERS), _PLAIN),
 }
 #: Goals for AutoLR on the test families, with the choice of weights: a name, of which number, at most.
 _GOALS = (
@@ -111,13 +111,12 @@ def _line(
         **{"task": cell[0], "optimizer": cell[1], "family": task.family, "part": part_of(task.family)},
         **{"steps": task.steps, "sweep": sweep, "start": next(iter(swept.values()))["start"]},
     }
-    runs = {"default": plan.default, "autolr": plan.autolr, "before": plan.before}
     for method, seen in _LOSSES.items():
-        if method in runs:
-            own = [runs[method](cell, seed) for seed in range(plan.seeds)]
-            rows = [finished[one] for one in own if one in finished]
-        else:
+        if method in OTHERS:
             rows = [instead[method]] if method in instead else []
+        else:
+            own = [plan.run(method, cell, seed) for seed in range(plan.seeds)]
+            rows = [finished[one] for one in own if one in finished]
         line[method] = _method(rows, seen, sweep, task.floor) if rows else None
     return line
 
@@ -170,6 +169,9 @@ def _summary(lines: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
             "worst": values[-1],
             "ahead_of_default": sum(_ahead(line, method, measure) for line in some),
         }
+        both = [line["autolr"][f"excess_{measure}"] for line in some if line["autolr"] is not None]
+        if method in PEERS and both:  # which are not for every cell
+            told[measure]["autolr_there"] = statistics.fmean(min(value, 1.0) for value in both)
     return told
 
 

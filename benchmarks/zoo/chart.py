@@ -1,4 +1,4 @@
-"""The zoo as a picture: for each method the excess of every cell that nobody fitted to, sorted, as a line.
+"""The zoo as a picture: for most methods the excess of every cell that nobody fitted to, sorted, as a line.
 
 SVG written by hand. Nothing is drawn behind it, and every colour is legible on white and on near-black, since
 a page that shows the file as an image hands down no colour of its own.
@@ -25,6 +25,8 @@ _LINES = {
     "random 8": ("best of 8 rates", "#9a6dd7", 1.4),
     "random 4": ("best of 4 rates", "#c9559e", 1.4),
     "default": ("default rate", "#8c959f", 1.4),
+    "prodigy": ("Prodigy (AdamW)", "#c08a1e", 1.4),
+    "schedule-free": ("Schedule-Free", "#1d9fae", 1.4),
 }
 
 

@@ -51,7 +51,7 @@ def run(
     Args:
         quick: one task and one seed; kept in memory unless ``rows`` is given.
         part: fit, dev or test; all cells if None.
-        methods: some of sweep, default and autolr; all if None.
+        methods: some of :data:`~benchmarks.zoo.plan.METHODS`; all if None.
         tasks: names, all of the part if None.
         seeds: how many, 3 if None.
         rows: the file that finished runs are appended to, ``runs/zoo-<device>.jsonl`` if None.

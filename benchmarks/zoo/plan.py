@@ -1,9 +1,9 @@
 """Which runs the zoo is made of, in which order.
 
 For every cell, a task with an optimizer, the ground truth: half-decade rates under two schedules, further
-outward while the best is at an edge, then other seeds of the two best settings. Then the default rate, and
-AutoLR. Every stage goes over all cells before the next begins, and rates go from the middle outward, so that
-a plan that is stopped has something to say of every cell.
+outward while the best is at an edge, then other seeds of the two best settings. Then the default rate,
+AutoLR, and what else asks for no rate. Every stage goes over all cells before the next begins, and rates go
+from the middle outward, so that a plan that is stopped has something to say of every cell.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from benchmarks.rows import Row
 __all__ = [
     "DEFAULT_RATES",
     "METHODS",
+    "PEERS",
     "SCHEDULES",
     "Cell",
     "Plan",
@@ -33,7 +34,15 @@ Cell = tuple[str, str]
 #: A rate and a schedule.
 Setting = tuple[float, str]
 
-METHODS = ("sweep", "default", "autolr")
+#: What else asks for no rate, with the optimizers that it is for; "greedy-bounds" is GreedyLR between the
+#: rates that its author gives (transformers#45168).
+PEERS = {
+    "prodigy": ("adamw",),
+    "schedule-free": ("adamw", "sgd"),
+    "greedy": ("adamw", "sgd"),
+    "greedy-bounds": ("adamw",),
+}
+METHODS = ("sweep", "default", "autolr", *PEERS)
 SCHEDULES = ("onecycle", "wsd")
 #: All with OneCycle.
 DEFAULT_RATES = {"adamw": 1e-3, "sgd": 1e-2, "lion": 1e-4, "muon": 1e-3}
@@ -53,8 +62,8 @@ _EXTENSIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run: all that its result depends on. ``method`` is fixed, autolr or before; the last two
-    have no rate."""
+    """One training run: all that its result depends on. ``method`` is fixed, or one that has no rate: autolr,
+    before, a peer."""
 
     task: str
     optimizer: str
@@ -82,17 +91,12 @@ class Plan:
         """At a given rate, under a given schedule."""
         return Run(*cell, "fixed", *setting, seed, self.device)
 
-    def default(self, cell: Cell, seed: int) -> Run:
-        """At the default rate; seed 0 is a part of the sweep, too."""
-        return self.fixed(cell, (DEFAULT_RATES[cell[1]], "onecycle"), seed)
-
-    def autolr(self, cell: Cell, seed: int) -> Run:
-        """Without a rate."""
-        return Run(*cell, "autolr", None, "own", seed, self.device)
-
-    def before(self, cell: Cell, seed: int) -> Run:
-        """As AutoLR did with the rule of 0.2.0; kept, and not to be run again."""
-        return Run(*cell, "before", None, "own", seed, self.device)
+    def run(self, method: str, cell: Cell, seed: int) -> Run:
+        """At the default rate, of which seed 0 is a part of the sweep, too; or without a rate. "before" is
+        AutoLR with the rule of 0.2.0: kept, and not to be run again."""
+        if method == "default":
+            return self.fixed(cell, (DEFAULT_RATES[cell[1]], "onecycle"), seed)
+        return Run(*cell, method, None, "own", seed, self.device)
 
 
 def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
@@ -107,10 +111,14 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
             for cell, some in swept.items():
                 if len(first[cell]) == len(some):
                     runs += (plan.fixed(cell, best, seed) for best in best_settings(first[cell]))
-    others = {"default": plan.default, "autolr": plan.autolr}
+    others = [method for method in METHODS if method in plan.methods and method != "sweep"]
     for seed in range(plan.seeds):
-        for method, run in others.items():
-            runs += (run(cell, seed) for cell in plan.cells if method in plan.methods)
+        for method in others:
+            runs += (
+                plan.run(method, cell, seed)
+                for cell in plan.cells
+                if method not in PEERS or cell[1] in PEERS[method]
+            )
     return list(dict.fromkeys(runs))
 
 

@@ -2,14 +2,16 @@
 
 All runs of a task and a seed start from the same weights and take their steps on the same batches. What a run
 leaves is told twice: as it ends, and as :class:`hdet.BestMean` or AutoLR itself chooses it by the probe.
+Schedule-Free has no choice: the weights it trains are not those it is for.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from benchmarks.regret.optimizers import build, rate
-from benchmarks.regret.trainer import stepping, with_wsd
+from benchmarks.regret.peers import PEERS, greedy
+from benchmarks.regret.trainer import Trainer, stepping, with_wsd
 from benchmarks.rows import Row, failure
 from benchmarks.workloads.base import Batch, seeded
 from benchmarks.zoo.catalogue import TASKS
@@ -36,24 +39,18 @@ _DIVERGED = 10.0
 _FIRST_STEPS = 60
 #: The rate of AutoLR is read here, a share of the run, before the schedule comes down.
 _READ = 0.7
+_PEERS: Mapping[str, Callable[..., Trainer]] = {
+    **PEERS,
+    "greedy-bounds": partial(greedy, min_lr=1e-7, max_lr=1e-4),
+}
 
 
-@dataclass(frozen=True)
-class _Trainer:
-    """What decides the rate: its optimizers, what follows their step, what chooses weights."""
-
-    optimizers: Sequence[Any]
-    after_step: Callable[[Tensor], object]
-    finish_: Callable[[], object]
-    finished: Callable[[], bool] = lambda: False
-    events: Sequence[hdet.Event] = ()
-
-
-def execute(run: Run, steps: int | None = None) -> Row:
-    """The run's result, or its error; never raises. ``steps`` are the task's own if None."""
+def execute(run: Run, steps: int | None = None, **autolr: Any) -> Row:
+    """The run's result, or its error; never raises. ``steps`` are the task's own if None; ``autolr`` are
+    arguments of :class:`hdet.AutoLR`."""
     try:
         with seeded(run.seed):
-            return _execute(run, TASKS[run.task].steps if steps is None else steps)
+            return _execute(run, TASKS[run.task].steps if steps is None else steps, autolr)
     except Exception as error:
         return failure(run, error)
 
@@ -72,19 +69,23 @@ def mean_loss(setting: Setting, batches: Sequence[Batch]) -> float:
     return float((losses * counts).sum() / counts.sum())
 
 
-def _execute(run: Run, steps: int) -> Row:
+def _execute(run: Run, steps: int, autolr: Mapping[str, Any]) -> Row:
     if torch.device(run.device).type == "cuda":
         torch.cuda.manual_seed(run.seed)  # dropout is drawn there
     began = time.perf_counter()
     setting = TASKS[run.task].build(run.seed, run.device)
     setting.model.train()
     start = mean_loss(setting, setting.test), mean_loss(setting, setting.held_out)
-    trainer = (_autolr if run.method == "autolr" else _fixed)(run, setting, steps)
+    if run.method == "autolr":
+        trainer = _autolr(run, setting, steps, **autolr)
+    else:
+        trainer = (_peer if run.method in _PEERS else _fixed)(run, setting, steps)
     built = time.perf_counter()
     taken, reached, read = _train(setting, trainer, steps, watch=run.method != "autolr")
+    trainer.finish()
     end = mean_loss(setting, setting.test), mean_loss(setting, setting.held_out)
     trained = time.perf_counter()
-    handed = trainer.finish_()
+    handed = None if trainer.best is None else trainer.best.finish_()
     chosen = mean_loss(setting, setting.test), mean_loss(setting, setting.held_out)
     limit = start[0] + (_DIVERGED - 1) * abs(start[0])
     return {
@@ -102,12 +103,12 @@ def _execute(run: Run, steps: int) -> Row:
     }
 
 
-def _train(setting: Setting, trainer: _Trainer, steps: int, *, watch: bool) -> tuple[int, float, float]:
+def _train(setting: Setting, trainer: Trainer, steps: int, *, watch: bool) -> tuple[int, float, float]:
     """Steps taken, the highest rate, and the last one of the first seven tenths of the run."""
     reached = read = 0.0
     for taken in range(1, steps + 1):
         loss = _step(setting, trainer.optimizers)
-        now = rate(trainer.optimizers, "lr")
+        now = trainer.lr()
         reached = max(reached, now)
         read = now if taken <= _READ * steps else read
         trainer.after_step(loss)
@@ -131,8 +132,8 @@ def _probe(setting: Setting) -> hdet.Probe:
     return hdet.Probe(setting.loss_fn, setting.held_out, model=setting.model)
 
 
-def _fixed(run: Run, setting: Setting, steps: int) -> _Trainer:
-    """A given rate under a plain schedule, and the choice of weights beside it."""
+def _fixed(run: Run, setting: Setting, steps: int) -> Trainer:
+    """A given rate under a plain schedule."""
     assert run.rate is not None
     optimizers = build(run.optimizer, setting.model, run.rate)
     schedules = stepping(
@@ -143,16 +144,29 @@ def _fixed(run: Run, setting: Setting, steps: int) -> _Trainer:
             for optimizer in optimizers
         ]
     )
+    return _choosing(Trainer(optimizers, schedules, lambda: rate(optimizers, "lr")), setting)
+
+
+def _peer(run: Run, setting: Setting, steps: int) -> Trainer:
+    """What else asks for no rate."""
+    trainer = _PEERS[run.method](
+        run.optimizer, setting.model, steps, lambda: setting.loss_fn(setting.batches())
+    )
+    return trainer if run.method == "schedule-free" else _choosing(trainer, setting)
+
+
+def _choosing(trainer: Trainer, setting: Setting) -> Trainer:
+    """With the choice of weights beside it."""
     best = hdet.BestMean(setting.model, _probe(setting))
 
     def after_step(loss: Tensor) -> None:
-        schedules(loss)
+        trainer.after_step(loss)
         best.step()
 
-    return _Trainer(optimizers, after_step, best.finish_)
+    return replace(trainer, after_step=after_step, best=best)
 
 
-def _autolr(run: Run, setting: Setting, steps: int) -> _Trainer:
+def _autolr(run: Run, setting: Setting, steps: int, **given: Any) -> Trainer:
     """No rate is given."""
     optimizers = build(run.optimizer, setting.model, DEFAULT_RATES[run.optimizer])
     events: list[hdet.Event] = []
@@ -161,8 +175,16 @@ def _autolr(run: Run, setting: Setting, steps: int) -> _Trainer:
         total_steps=steps,
         probe=_probe(setting),
         on_event=events.append,
+        **given,
     )
-    return _Trainer(optimizers, auto.step, auto.finish_, lambda: auto.finished, events)
+    return Trainer(
+        optimizers,
+        auto.step,
+        lambda: rate(optimizers, "lr"),
+        best=auto,
+        finished=lambda: auto.finished,
+        events=events,
+    )
 
 
 def pace_of(task: str, optimizer: str) -> float | None:

@@ -8,17 +8,20 @@ import xml.etree.ElementTree
 
 import pytest
 
+from benchmarks.tools.quote.tables.rates import zoo
 from benchmarks.zoo import catalogue
 from benchmarks.zoo.analysis import analyse
 from benchmarks.zoo.chart import chart
 from benchmarks.zoo.families import part_of
-from benchmarks.zoo.plan import Plan
+from benchmarks.zoo.plan import PEERS, Plan
 from tests.benchmarks.zoo.rows import complete, row_of
 
 PLAN = Plan([("letter-mlp", "adamw"), ("clothes-autoencoder", "sgd")])
 
 
 def loss(run):
+    if run.method in PEERS:
+        return 3.0 if run.optimizer == "sgd" else 1.1
     if run.method == "autolr":
         return 1.05 if run.task == "letter-mlp" else 1.2
     return 1 + abs(math.log10(run.rate / (1e-3 if run.optimizer == "adamw" else 1e-1)))
@@ -43,7 +46,7 @@ def test_excess_is_told_per_cell_and_per_part():
 
 def test_a_run_that_leaves_nothing_counts_as_its_start():
     done = complete(PLAN, loss)
-    run = PLAN.autolr(PLAN.cells[0], 0)
+    run = PLAN.run("autolr", PLAN.cells[0], 0)
     done[run] = row_of(run, math.inf) | {"test_chosen": None}
     line = analyse(PLAN, done)["cells"][0]
     assert line["autolr"]["excess_test"] == pytest.approx((2.0 + 1.05 + 1.05) / 3 - 1)
@@ -61,6 +64,20 @@ def test_other_seeds_of_the_default_do_not_pass_for_the_sweep():
 def test_a_cell_without_a_sweep_has_no_line():
     done = complete(Plan(PLAN.cells, methods=("autolr",)), loss)
     assert analyse(PLAN, done) == {"cells": [], "summary": {}, "goals": {}}
+
+
+def test_peers_are_compared_on_their_own_cells():
+    told = analyse(PLAN, complete(PLAN, loss))
+    letters, clothes = told["cells"]
+    assert clothes["prodigy"] is None, "it is for AdamW"
+    assert letters["prodigy"]["excess_test"] == pytest.approx(0.1)
+    assert clothes["schedule-free"]["lost"] == 3
+    prodigy = told["summary"]["all"]["prodigy"]
+    assert (prodigy["cells"], prodigy["runs"]) == (1, 3)
+    assert prodigy["test_chosen"]["autolr_there"] == pytest.approx(0.05)
+    shown = zoo({**told, "summary": dict.fromkeys(("test", "dev", "fit"), told["summary"]["all"])})
+    assert "| test | Prodigy, 1 cells (AutoLR there 5.0 to 1 at most) | 10.0 |" in shown
+    assert "AutoLR, its peers and the default rate have three seeds" in shown
 
 
 def test_a_floor_is_the_smallest_unit():
@@ -100,8 +117,8 @@ def test_goals_are_those_of_the_test_families():
     )
 
 
-def test_the_chart_has_a_line_for_each_method():
+def test_the_chart_has_a_line_for_most_methods():
     drawn = chart(analyse(PLAN, complete(PLAN, loss)))
-    assert drawn.count("<polyline") == 5, "AutoLR, one rate, two of random rates, the default"
+    assert drawn.count("<polyline") == 6, "AutoLR, one rate, two of random rates, the default, Schedule-Free"
     assert "AutoLR of 0.2.0" not in drawn
     xml.etree.ElementTree.fromstring(drawn)

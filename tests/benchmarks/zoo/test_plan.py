@@ -2,7 +2,7 @@
 
 import math
 
-from benchmarks.zoo.plan import Plan, Run, best_settings, planned, run_of
+from benchmarks.zoo.plan import PEERS, Plan, Run, best_settings, planned, run_of
 from tests.benchmarks.zoo.rows import complete, row_of
 
 CELLS = [("letter-mlp", "adamw"), ("letter-mlp", "sgd")]
@@ -42,6 +42,15 @@ def test_a_sweep_that_diverges_everywhere_ends():
 def test_methods_are_chosen():
     assert {run.method for run in planned(Plan(CELLS, methods=("autolr",)), {})} == {"autolr"}
     assert [run.rate for run in planned(Plan(CELLS, methods=("default",), seeds=1), {})] == [1e-3, 1e-2]
+
+
+def test_peers_are_for_their_optimizers_alone():
+    runs = planned(Plan([*CELLS, ("letter-mlp", "lion")], methods=tuple(PEERS), seeds=1), {})
+    assert {(run.method, run.optimizer) for run in runs} == {
+        *(("prodigy", "adamw"), ("greedy-bounds", "adamw")),
+        *(("schedule-free", "adamw"), ("schedule-free", "sgd"), ("greedy", "adamw"), ("greedy", "sgd")),
+    }
+    assert {run.rate for run in runs} == {None}
 
 
 def test_the_best_with_the_choice_of_weights_gets_other_seeds_too():

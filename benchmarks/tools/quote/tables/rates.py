@@ -92,6 +92,10 @@ _METHODS = {
     "random 4": "best by the probe of 4 rates",
     "random 8": "best by the probe of 8 rates",
     "default": "the default rate",
+    "prodigy": "Prodigy",
+    "schedule-free": "Schedule-Free",
+    "greedy": "GreedyLR",
+    "greedy-bounds": "GreedyLR from 1e-7 to 1e-4",
 }
 
 
@@ -111,21 +115,31 @@ def zoo(result: dict[str, Any]) -> str:
     rows = []
     for part in ("test", "dev", "fit"):
         for method, name in _METHODS.items():
-            told = result["summary"][part][method]
-            if not told["cells"] or (part != "test" and method not in ("autolr", "before", "default")):
+            told = result["summary"][part].get(method)
+            if (
+                not told
+                or not told["cells"]
+                or (part != "test" and method not in ("autolr", "before", "default"))
+            ):
                 continue
             chosen = told["test_chosen"]
             numbers = [chosen[of] for of in ("mean", "mean_to_one", "median", "nine_of_ten", "worst")]
             ahead = f"{chosen['ahead_of_default']} of {told['cells']}" if method != "default" else "–"
+            if "autolr_there" in chosen:
+                name += (
+                    f", {told['cells']} cells (AutoLR there {100 * chosen['autolr_there']:.1f} to 1 at most)"
+                )
             lost = f"{told['lost']} of {told['runs']}"
             rows.append([part, name, *(f"{100 * value:.1f}" for value in numbers), lost, ahead])
     met = [f"{name}: {'met' if goal['met'] else 'missed'}" for name, goal in result["goals"].items()]
+    peers = any("autolr_there" in told.get("test_chosen", {}) for told in result["summary"]["test"].values())
     note = (
         "Excess over the tuned sweep in %, both with the choice of weights by the probe, over cells. "
         "*To 1 at most*: the mean where no cell counts for more than 100 %. *Lost*: runs that end 25 % above "
-        "the sweep or within a tenth of where they began. *Ahead*: of the default rate, in cells. AutoLR and "
-        "the default rate have three seeds, the others one. All but AutoLR use OneCycle. Goals, on the test "
-        "families: "
+        "the sweep or within a tenth of where they began. *Ahead*: of the default rate, in cells. "
+        f"AutoLR{', its peers' * peers} and the default rate have three seeds, the others one. All but AutoLR"
+        f"{' and its peers' * peers} use OneCycle. {'Schedule-Free has no choice of weights. ' * peers}"
+        "Goals, on the test families: "
         f"{'; '.join(met)}."
     )
     return f"{markdown(headings, rows)}\n\n{note}"
