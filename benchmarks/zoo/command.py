@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -21,13 +21,15 @@ from benchmarks.zoo.catalogue import TASKS, cells
 from benchmarks.zoo.chart import chart
 from benchmarks.zoo.data import missing
 from benchmarks.zoo.families import FAMILIES, PARTS
-from benchmarks.zoo.plan import METHODS, Plan, Run, planned, run_of
+from benchmarks.zoo.plan import DEFAULT_RATES, METHODS, Cell, Plan, Run, planned, run_of
 from benchmarks.zoo.runs import execute
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["chart", "run", "table"]
+__all__ = ["can_run", "chart", "in_words", "run", "run_missing", "table"]
+
+_Job = TypeVar("_Job", bound=Hashable)
 
 #: Quick runs need no data.
 _QUICK = "linear-layers-full-batch"
@@ -66,24 +68,18 @@ def run(
     if rows is None and not quick:
         rows = Path("runs") / f"zoo-{device}.jsonl"
     done: KeptRows[Run] = KeptRows(rows, run_of)
-    at_once = processes or os.cpu_count() or 1
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    left_out = {family.name: lack for family in FAMILIES if (lack := missing(family))}
-    here = replace(plan, cells=[cell for cell in plan.cells if _can_run(cell, left_out)])
     if minutes != 0:
-        for lack in left_out.values():
-            say(f"left out: {lack}")
-        with workers(device, at_once, say, prepare) as pool:
-            complete(
-                lambda: planned(here, done.finished),
-                done,
-                pool,
-                execute,
-                at_once=at_once,
-                deadline=deadline,
-                say=say,
-                told=_told,
-            )
+        here = replace(plan, cells=can_run(plan.cells, say))
+        run_missing(
+            lambda: planned(here, done.finished),
+            done,
+            execute,
+            in_words,
+            device=device,
+            processes=processes,
+            minutes=minutes,
+            say=say,
+        )
     lacking = [one for one in planned(plan, done.finished) if one not in done.finished]
     errors = {
         f"{one.task} {one.optimizer}: {done.failed[one]['error']}" for one in lacking if one in done.failed
@@ -97,15 +93,37 @@ def run(
     }
 
 
-def _cells(part: str | None, tasks: Sequence[str] | None) -> list[tuple[str, str]]:
+def run_missing(
+    planned: Callable[[], Sequence[_Job]],
+    done: KeptRows[_Job],
+    work: Callable[[_Job], Row],
+    told: Callable[[Row], str],
+    *,
+    device: str,
+    processes: int | None,
+    minutes: float | None,
+    say: Say,
+) -> None:
+    """Whatever the plan still lacks; None as in :func:`run`."""
+    at_once = processes or os.cpu_count() or 1
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    with workers(device, at_once, say, prepare) as pool:
+        complete(planned, done, pool, work, at_once=at_once, deadline=deadline, say=say, told=told)
+
+
+def can_run(cells: Sequence[Cell], say: Say) -> list[Cell]:
+    """Those whose data are here, and their optimizer: torch has Muon since 2.9."""
+    left_out = {family.name: lack for family in FAMILIES if (lack := missing(family))}
+    for lack in left_out.values():
+        say(f"left out: {lack}")
+    optimizers = [name for name in DEFAULT_RATES if name != "muon" or hasattr(torch.optim, "Muon")]
+    return [cell for cell in cells if TASKS[cell[0]].family not in left_out and cell[1] in optimizers]
+
+
+def _cells(part: str | None, tasks: Sequence[str] | None) -> list[Cell]:
     _checked("part", part and [part], PARTS)
     names = _checked("tasks", tasks, tuple(TASKS))
     return [cell for cell in cells(part) if cell[0] in names]
-
-
-def _can_run(cell: tuple[str, str], left_out: Container[str]) -> bool:
-    """Whether its data are here, and its optimizer: torch has Muon since 2.9."""
-    return TASKS[cell[0]].family not in left_out and (cell[1] != "muon" or hasattr(torch.optim, "Muon"))
 
 
 def _checked(what: str, given: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
@@ -115,7 +133,8 @@ def _checked(what: str, given: Sequence[str] | None, known: Sequence[str]) -> tu
     return names
 
 
-def _told(row: Row) -> str:
+def in_words(row: Row) -> str:
+    """The losses of a run, or its error."""
     if "error" in row:
         return f"{run_of(row)}: {row['error']}"
     losses = ", ".join("not finite" if row[name] is None else f"{row[name]:.4g}" for name in MEASURES)

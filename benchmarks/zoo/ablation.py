@@ -1,0 +1,215 @@
+"""What each constant of AutoLR is worth, ``python -m benchmarks.zoo.ablation``: each changed alone.
+
+A variant is AutoLR with one constant off or, where off makes no sense, halved and doubled. All run on the
+same cells, and so does AutoLR as it is. Excess is over the committed sweep with the same choice of weights,
+no cell counts for more than 1, and differences are taken between runs of the same cell and seed. The constant
+as it is pays where the variant is worse by 0.3 % or loses more runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks import machine
+from benchmarks.pool import Say
+from benchmarks.rows import KeptRows, Row, six_digits
+from benchmarks.show import as_json
+from benchmarks.zoo.analysis import analyse
+from benchmarks.zoo.catalogue import TASKS, cells
+from benchmarks.zoo.command import can_run, in_words, run_missing
+from benchmarks.zoo.families import PARTS
+from benchmarks.zoo.plan import Cell, Plan, Run, run_of
+from benchmarks.zoo.prior import ROWS as SWEPT
+from benchmarks.zoo.runs import execute
+from hdet.autolr import best
+from hdet.autolr.rule import HorizonController
+
+__all__ = ["AS_IT_IS", "ROWS", "VARIANTS", "compare", "execute_variant", "main", "run"]
+
+ROWS = Path(__file__).with_name("rows-ablation.jsonl")
+#: The name of a variant, and one of its runs.
+Job = tuple[str, Run]
+
+AS_IT_IS = "as it is"
+_OFF = 1e9
+#: What constants of the rule become; those that are not here are halved and doubled.
+_INSTEAD: Mapping[str, Sequence[float]] = {
+    "pull": (0.0, 1.6),
+    "memory": (0.0, 0.75),
+    "thrown": (math.sqrt(2.0), 4.0, _OFF),
+    "lost": (0.05, 0.2, _OFF),
+    "slower": (math.sqrt(3.0), 9.0),
+    "fade": (0.0, 1.0),
+    "least": (_OFF,),
+}
+#: Likewise those of :mod:`hdet.autolr.best`, but for one that is read only where the steps are not known.
+_INSTEAD_OF_BEST: Mapping[str, Sequence[float]] = {
+    "_MAX_RESTARTS": (0,),
+    "_BEHIND": (1, 3),
+    "_RESTART": (best._RESTART / 2, 2 * best._RESTART),
+    "_YOUTH": (best._YOUTH / 2, 2 * best._YOUTH),
+}
+#: So much worse, as a share, must a variant be.
+_PAYS = 0.003
+
+
+def _rules() -> Iterator[tuple[str, HorizonController]]:
+    for name, usual in asdict(HorizonController()).items():
+        for value in _INSTEAD.get(name, (usual / 2, 2 * usual)):
+            yield f"{name} {value:.3g}", HorizonController(**{name: value})
+
+
+#: Arguments of AutoLR, and constants of :mod:`hdet.autolr.best`.
+VARIANTS: Mapping[str, tuple[dict[str, Any], dict[str, float]]] = {
+    AS_IT_IS: ({}, {}),
+    **{name: ({"rule": rule}, {}) for name, rule in _rules()},
+    "patience None": ({"patience": None}, {}),
+    **{
+        f"{name.strip('_').lower()} {value:.3g}": ({}, {name: value})
+        for name, values in _INSTEAD_OF_BEST.items()
+        for value in values
+    },
+}
+
+
+def execute_variant(job: Job, steps: int | None = None) -> Row:
+    """The row of the zoo, with the name of the variant."""
+    name, one = job
+    given, constants = VARIANTS[name]
+    with ExitStack() as stack:
+        for constant, value in constants.items():
+            stack.enter_context(patch.object(best, constant, value))
+        return {**execute(one, steps, **given), "variant": name}
+
+
+def run(
+    part: str = "dev",
+    seeds: int = 3,
+    device: str = "cpu",
+    processes: int | None = None,
+    minutes: float | None = None,
+    rows: Path = ROWS,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Run what is not in ``rows`` yet, for so many ``minutes``, and compare all that is; plain JSON."""
+    done: KeptRows[Job] = KeptRows(rows, _job_of)
+    asked = Plan(cells(part), seeds=seeds, device=device)
+    jobs = _jobs(asked, asked.cells)
+    if minutes != 0:
+        here = _jobs(asked, can_run(asked.cells, say))
+        run_missing(
+            lambda: here,
+            done,
+            execute_variant,
+            lambda row: f"{row['variant']}: {in_words(row)}",
+            device=device,
+            processes=processes,
+            minutes=minutes,
+            say=say,
+        )
+    swept = {one: row for one, row in KeptRows(SWEPT, run_of).finished.items() if one.method == "fixed"}
+    wanted = set(jobs)
+    failed = {f"{job[0]}: {job[1]}: {row['error']}" for job, row in done.failed.items() if job in wanted}
+    return {
+        **machine.about("zoo-ablation", quick=False, device=device),
+        "command": f"python -m benchmarks.zoo.ablation --part {part} --seeds {seeds} --device {device}",
+        "settings": {"part": part, "cells": len(asked.cells), "seeds": seeds},
+        "missing_runs": sum(job not in done.finished for job in jobs),
+        "errors": sorted(failed),
+        **compare(asked.cells, {job: row for job, row in done.finished.items() if job in wanted}, swept),
+    }
+
+
+def compare(
+    some: Sequence[Cell], finished: Mapping[Job, Row], swept: Mapping[Run, Row]
+) -> dict[str, dict[str, Any]]:
+    """What each variant costs, beside AutoLR as it is on the same runs."""
+    by_variant: dict[str, dict[Run, Row]] = {name: {} for name in VARIANTS}
+    for (name, one), row in finished.items():
+        by_variant[name][one] = row
+    plain, found = by_variant[AS_IT_IS], {}
+    for name, rows in by_variant.items():
+        both = rows.keys() & plain.keys()
+        theirs, ours = (_autolr(some, swept, [given[one] for one in both]) for given in (rows, plain))
+        if not theirs:
+            continue
+        excess = {cell: min(told["excess_test_chosen"], 1.0) for cell, told in theirs.items()}
+        worse = {cell: excess[cell] - min(ours[cell]["excess_test_chosen"], 1.0) for cell in excess}
+        lost, lost_before = (sum(told["lost"] for told in of.values()) for of in (theirs, ours))
+        difference = statistics.fmean(worse.values())
+        found[name] = {
+            "cells": len(excess),
+            "runs": sum(told["seeds"] for told in theirs.values()),
+            "mean_to_one": statistics.fmean(excess.values()),
+            "difference": difference,
+            "error": _error(worse),
+            "lost": lost,
+            "lost_as_it_is": lost_before,
+            "pays": name != AS_IT_IS and (difference >= _PAYS or lost > lost_before),
+        }
+    return {"variants": six_digits(found)}
+
+
+def _autolr(some: Sequence[Cell], swept: Mapping[Run, Row], rows: Sequence[Row]) -> dict[Cell, Any]:
+    """What the zoo tells of AutoLR in every cell, if these were its rows; the sweep's were made on a GPU."""
+    plan = Plan(some, device="cuda")
+    own = {plan.run("autolr", (row["task"], row["optimizer"]), row["seed"]): row for row in rows}
+    lines = analyse(plan, {**swept, **own})["cells"]
+    return {(line["task"], line["optimizer"]): line["autolr"] for line in lines if line["autolr"]}
+
+
+def _error(differences: Mapping[Cell, float]) -> float | None:
+    """The standard error of their mean, where cells of one family may err alike; None of one family."""
+    mean, sums = statistics.fmean(differences.values()), dict[str, float]()
+    for (task, _), value in differences.items():
+        family = TASKS[task].family
+        sums[family] = sums.get(family, 0.0) + value - mean
+    if len(sums) < 2:
+        return None
+    squares = math.fsum(value * value for value in sums.values())
+    return math.sqrt(squares * len(sums) / (len(sums) - 1)) / len(differences)
+
+
+def _jobs(plan: Plan, some: Sequence[Cell]) -> list[Job]:
+    return [
+        (name, plan.run("autolr", cell, seed))
+        for seed in range(plan.seeds)
+        for name in VARIANTS
+        for cell in some
+    ]
+
+
+def _job_of(row: Row) -> Job:
+    return row["variant"], run_of(row)
+
+
+def main() -> None:
+    """Run, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=PARTS, default="dev", help="which families")
+    parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3, help="as many as the sweep has")
+    parser.add_argument("--device", default="cpu", help="where to train")
+    parser.add_argument("--processes", type=int, help="runs at a time, one on each core unless given")
+    parser.add_argument(
+        "--minutes", type=float, help="after so long start no further run; 0: the table alone"
+    )
+    parser.add_argument("--rows", type=Path, default=ROWS, help="finished runs, which are not run again")
+    parser.add_argument(
+        "--output", type=Path, default=Path("docs/evidence/zoo-ablation.json"), help="to write"
+    )
+    given = vars(parser.parse_args())
+    output = given.pop("output")
+    output.write_text(as_json(run(**given)), encoding="utf-8")
+    print(f"Written to {output}")
+
+
+if __name__ == "__main__":
+    main()
