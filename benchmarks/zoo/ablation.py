@@ -97,14 +97,15 @@ def run(
     processes: int | None = None,
     minutes: float | None = None,
     rows: Path = ROWS,
+    variants: Sequence[str] = tuple(VARIANTS),
     say: Say = print,
 ) -> dict[str, Any]:
     """Run what is not in ``rows`` yet, for so many ``minutes``, and compare all that is; plain JSON."""
     done: KeptRows[Job] = KeptRows(rows, _job_of)
     asked = Plan(cells(part), seeds=seeds, device=device)
-    jobs = _jobs(asked, asked.cells)
+    jobs = _jobs(variants, asked, asked.cells)
     if minutes != 0:
-        here = _jobs(asked, can_run(asked.cells, say))
+        here = _jobs(variants, asked, can_run(asked.cells, say))
         run_missing(
             lambda: here,
             done,
@@ -178,11 +179,11 @@ def _error(differences: Mapping[Cell, float]) -> float | None:
     return math.sqrt(squares * len(sums) / (len(sums) - 1)) / len(differences)
 
 
-def _jobs(plan: Plan, some: Sequence[Cell]) -> list[Job]:
+def _jobs(variants: Sequence[str], plan: Plan, some: Sequence[Cell]) -> list[Job]:
     return [
         (name, plan.run("autolr", cell, seed))
         for seed in range(plan.seeds)
-        for name in VARIANTS
+        for name in variants
         for cell in some
     ]
 
@@ -200,6 +201,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, help="runs at a time, one on each core unless given")
     parser.add_argument(
         "--minutes", type=float, help="after so long start no further run; 0: the table alone"
+    )
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="NAME", help="all unless given"
     )
     parser.add_argument("--rows", type=Path, default=ROWS, help="finished runs, which are not run again")
     parser.add_argument(

@@ -47,6 +47,8 @@ class Best:
         loss: on the half of the probe that chose them, and so a little too low.
         estimate: on the half that no choice has seen; NaN where there is none, or before it was measured.
         error: the standard error of ``estimate``.
+        rate: the learning rate that AutoLR or AutoTune found; NaN where none was searched for.
+        rates: between these the best one is to be expected, in five of six tasks; others may do as well.
     """
 
     step: int
@@ -54,6 +56,8 @@ class Best:
     loss: float
     estimate: float = math.nan
     error: float = math.nan
+    rate: float = math.nan
+    rates: tuple[float, float] = (math.nan, math.nan)
 
 
 class BestWeights:

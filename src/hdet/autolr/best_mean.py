@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -143,8 +144,10 @@ class BestMean:
             self._offer("mean", self._weights.measure_deployed(refresh=True))
 
     def _offer(self, kind: Literal["mean", "iterate", "end"], own: Sequence[float | Tensor]) -> None:
-        losses = tuple(loss for row in self._replicas.gather(own) for loss in row)
-        self._weights.offer(Candidate(self.steps, kind, losses), self._window.by_number(self._window.weights))
+        rows = self._replicas.gather(own)
+        losses, decides = tuple(chain.from_iterable(rows)), len(rows) > 1 or self._weights.probe.decides
+        candidate = Candidate(self.steps, kind, losses, decides)
+        self._weights.offer(candidate, self._window.by_number(self._window.weights))
 
     def state_dict(self) -> dict[str, Any]:
         """Save it beside model and optimizer. Holds tensors: the window in progress and the best weights."""

@@ -295,6 +295,7 @@ class Horizon(Policy):
             end=losses["end"],
             mean_there=[loss for row in seen.rows for loss in row[: self._widths["end"]]],
             best=(judged and self.incumbent.best) or (),
+            decides=len(seen.rows) > 1 or self._probe.decides,
         )
         moved = [losses["displacements"][i::factors] for i in range(factors)]
         units = self._factors.highest([axis.curve for axis in self._learning_rates])
@@ -337,12 +338,13 @@ class Horizon(Policy):
         plan = replace(plan, decisions=decisions, states=[decision.state for decision in decisions])
         incumbent, window = self.incumbent, self._window
         mean, chosen = window.by_number(window.mean.tensors), tuple(losses.get("chosen") or losses["mean"])
+        decides = plan.windows[0].decides
         if not losses["end"]:
-            incumbent.offer(Candidate(self._clock.began, "start", chosen), losses["mean"], mean)
+            incumbent.offer(Candidate(self._clock.began, "start", chosen, decides), losses["mean"], mean)
             return plan
-        incumbent.offer(Candidate(step, "mean", chosen), losses["mean"], mean)
+        incumbent.offer(Candidate(step, "mean", chosen, decides), losses["mean"], mean)
         if step == plan.seen.total_steps:
-            end = Candidate(step, "end", tuple(losses.get("chosen end") or losses["end"]))
+            end = Candidate(step, "end", tuple(losses.get("chosen end") or losses["end"]), decides)
             incumbent.weights.offer(end, window.by_number(window.weights))
         rises = any(decision.action in ("up", "scale") for decision in decisions)
         used = [state.value for state in self._states]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["usual_rate"]
+__all__ = ["likely_rates", "usual_rate"]
 
 #: log10 of the rate at a pace of 1, and by how much it changes for a pace ten times as high;
 #: ``python -m benchmarks.zoo.prior`` fits them.
 _AT_ONE, _SLOPE = -1.52, -0.65
+#: In five of six tasks that the rule was made on, the tuned rate lay within so many times the one found.
+_LIKELY = 6.0
 
 
 def usual_rate(pace: float) -> float:
@@ -23,3 +25,13 @@ def usual_rate(pace: float) -> float:
     (0.03, 0.0015)
     """
     return math.pow(10.0, _AT_ONE + _SLOPE * math.log10(pace))
+
+
+def likely_rates(found: float) -> tuple[float, float]:
+    """Between which rates the best is to be expected, once a search has found one. How sure it is could not
+    be told from what a run sees: runs whose windows were mostly significant were hardly closer.
+
+    >>> likely_rates(0.75)
+    (0.125, 4.5)
+    """
+    return found / _LIKELY, found * _LIKELY

@@ -61,6 +61,7 @@ class Window:
         explained: by how much the loss changed because other hyperparameters were moved: no progress of the
             learning rate's.
         unit: the learning rate that a factor of 1 stands for.
+        decides: whether the probe has more than one sample.
     """
 
     step: int
@@ -76,6 +77,7 @@ class Window:
     rise: float = 0.0
     explained: float = 0.0
     unit: float = 1.0
+    decides: bool = True
 
     @property
     def share(self) -> float:
@@ -147,7 +149,8 @@ class HorizonController:
     learning rate and η₀ the usual one:
 
         c        = tolerance / (v·√(t/S))
-        evidence = clip((c − lag)/c, −1, 1), 0 where it is not larger than its error
+        evidence = clip((c − lag)/c, −1, 1), 0 where it is not larger than its error, and until something
+                   has clearly been learnt
         Δ log η  = log(t′/t) · clip(growth·evidence + pull·log(η₀/η), −growth, growth)
 
     So a rate that nothing speaks against goes to the usual one, and evidence carries it away from there, by
@@ -215,7 +218,7 @@ class HorizonController:
             return self._back(state, speed, gap, progress)
         gap, progress = self._pool(state.gap, gap), self._pool(state.progress, progress)
         error = standard_error(gains)
-        progresses = progress > error  # what is not larger than its error is none
+        progresses = window.decides and progress > error  # what is not larger than its error is none
         state = replace(
             state,
             gap=gap,
@@ -229,7 +232,12 @@ class HorizonController:
         lag = _ratio(gap, max(progress, error))
         seen = HorizonDecision(state, "hold", speed, gap, progress, lag, tolerated)
         evidence, why = min(max((tolerated - lag) / tolerated, -1.0), 1.0), ""
-        if not _is_significant(gaps, gains, tolerated):
+        if not window.decides:
+            evidence, why = 0.0, "one sample"
+        elif not first - min(mean_of(window.best or window.previous), mean_of(window.mean)) > 3 * error:
+            # A loss that has never fallen says nothing of the rate: the probe may be of another kind.
+            evidence, why = 0.0, "nothing learnt"
+        elif not _is_significant(gaps, gains, tolerated):
             evidence, why = 0.0, "not significant"
         elif evidence > 0 and not progresses:
             evidence, why = 0.0, "no progress"
@@ -330,6 +338,8 @@ class HorizonController:
         # Weights that no probe batch uses may have blown up although every loss is finite.
         if not all(map(math.isfinite, (window.speed, *window.mean, *window.end))):
             return True
+        if not window.decides:
+            return False
         rises = [m - p for m, p in zip(window.mean, window.previous, strict=True)]
         error, start = standard_error(rises), max(state.last_gap, 0.0)
         gained = 0.0 if state.first_loss is None else state.first_loss - mean_of(window.previous)

@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.autolr.best import Best
 from hdet.autolr.policy import Horizon
-from hdet.autolr.rule import HorizonController
+from hdet.autolr.prior import likely_rates
+from hdet.autolr.rule import DECAYS, HorizonController
 from hdet.autolr.schedule import (
     SHAPES,
     Decay,
@@ -149,9 +150,9 @@ class Search(Door, LRScheduler):
         self._only = OneSearch(
             self._name, probe.model, " and ".join(type(p).__name__ for p in self.optimizers)
         )
-        #: For the summary: windows, rollbacks, the probe's first and last loss, the highest learning rate.
+        #: For the summary: windows, rollbacks, the probe's first and last loss, the learning rate found.
         self._windows = self._rollbacks = 0
-        self._first_loss = self._last_loss = self._peak_lr = math.nan
+        self._first_loss = self._last_loss = self._rate = math.nan
         if replicas.world_rank == 0:
             for doubt in _doubts(self._name, every, probe):
                 logger.warning("%s: %s", self._name, doubt)
@@ -221,7 +222,8 @@ class Search(Door, LRScheduler):
         # The end of the run is measured on all batches; within a run the mean stands for it.
         for loss in (seen.loss_mean, seen.loss_end):
             self._last_loss = loss if math.isfinite(loss) else self._last_loss
-        self._peak_lr = max([lr for lr in (self._peak_lr, *lrs) if math.isfinite(lr)], default=math.nan)
+        if seen.action != "back" and seen.why != DECAYS:
+            self._rate = max([lr for lr in lrs if math.isfinite(lr)], default=self._rate)
 
     def _log_summary(self) -> None:
         """One line, once, if anything was measured: what the run found, or that it did not improve."""
@@ -247,9 +249,9 @@ class Search(Door, LRScheduler):
             )
         else:
             logger.info(
-                "%s: %s: the probe's loss went from %.4g to %.4g; the highest learning rate was %.3g (%s); "
-                "%s",
-                *(self._name, steps, first, last, self._peak_lr, counted, loads),
+                "%s: %s: the probe's loss went from %.4g to %.4g; the learning rate found is %.2g, the best "
+                "probably between %.1g and %.1g (%s); %s",
+                *(self._name, steps, first, last, self._rate, *likely_rates(self._rate), counted, loads),
             )
 
     @property
@@ -264,8 +266,12 @@ class Search(Door, LRScheduler):
 
     @property
     def best(self) -> Best | None:
-        """The best weights seen so far by the probe; with an honest estimate after :meth:`finish_`."""
-        return self._finished or self._horizon.incumbent.weights.best
+        """The best weights seen so far by the probe, and how sure their learning rate is; with an honest
+        estimate after :meth:`finish_`."""
+        return self._finished or self._with_rate(self._horizon.incumbent.weights.best)
+
+    def _with_rate(self, best: Best | None) -> Best | None:
+        return best and replace(best, rate=self._rate, rates=likely_rates(self._rate))
 
     def finish_(self) -> Best | None:
         """Load the best weights seen into the model and estimate their loss.
@@ -275,7 +281,7 @@ class Search(Door, LRScheduler):
         """
         self._cycle.stop()
         self._log_summary()
-        self._finished = self._horizon.incumbent.weights.finish_(self.steps)
+        self._finished = self._with_rate(self._horizon.incumbent.weights.finish_(self.steps))
         if self._finished is not None:
             self._cycle.note("handed", weights=asdict(self._finished))
         return self._finished
@@ -374,7 +380,7 @@ class Search(Door, LRScheduler):
             "verdict": {
                 "counts": [self._windows, self._rollbacks],
                 "losses": [self._first_loss, self._last_loss],
-                "peak": self._peak_lr,
+                "found": self._rate,
                 "said": self._said_summary,
             },
         }
@@ -413,7 +419,7 @@ class Search(Door, LRScheduler):
         summary = state["verdict"]
         self._windows, self._rollbacks = summary["counts"]
         self._first_loss, self._last_loss = summary["losses"]
-        self._peak_lr, self._said_summary = summary["peak"], summary["said"]
+        self._rate, self._said_summary = summary["found"], summary["said"]
 
     def extra_bytes(self) -> int:
         """Memory taken beyond training itself."""
@@ -543,7 +549,12 @@ def _doubts(caller: str, optimizer: Optimizer, probe: Probe) -> list[str]:
         for part in parts_of(optimizer)
         if (sign := _own_rate(part))
     ]
-    if probe.choosing == 1:
+    if not probe.decides:
+        said.append(
+            "the probe has one sample to decide by, which says nothing: the learning rate keeps to what is "
+            "usual, and finish_ loads the end of training; give Probe 8 batches or more"
+        )
+    elif probe.choosing == 1:
         only = probe.holds == 1
         said.append(
             f"the probe has {'one batch' if only else 'one batch to choose by'}: decisions have no standard "

@@ -186,6 +186,11 @@ class Probe:
             self._batch_size = self._batch_size or count_samples(first)
         return self._halves
 
+    @property
+    def decides(self) -> bool:
+        """Whether more than one sample chooses between weights; where that is not known, yes."""
+        return self.choosing > 1 or self._batch_size != 1
+
     def _first(self, count: int) -> list[Any]:
         taken: list[Any] = []
         with random_state(self.model, "draw", self._seed, "begin"):

@@ -141,6 +141,7 @@ def runs(draw: st.DrawFn, batch_counts: Sequence[int] = (1, 2, 3, 4, 5)) -> list
             rise=draw(st.sampled_from([0.0, 0.05, 0.5, -0.2])),
             explained=draw(st.sampled_from([0.0, 0.0, 2.0**-6])),
             unit=draw(st.sampled_from([1.0, 0.01, 7.0])),
+            decides=draw(st.integers(0, 9)) > 0,
         )
         seldom, slower = draw(st.integers(0, 9)), draw(st.booleans())
         if k >= decays_from:
@@ -281,6 +282,8 @@ class SlowTwin:
         v = self.speed(w)
         if not all(map(math.isfinite, (v, *w.mean, *w.end))):
             return True
+        if not w.decides:
+            return False
         rises = [m - p for m, p in zip(w.mean, w.previous, strict=True)]
         rise, error, noise = statistics.fmean(rises), error_of(rises), max(self.noise, 0.0)
         gained = 0.0 if self.first_loss is None else self.first_loss - statistics.fmean(w.previous)
@@ -327,7 +330,7 @@ class SlowTwin:
             pooled(self.gains, s["memory"]),
             error_of(gains),
         )
-        progresses = exceeds(progress, error)
+        progresses = w.decides and exceeds(progress, error)
         if progresses:
             self.worked = max(self.worked, self.value * self.schedule)
         c = s["tolerance"] / (v * math.sqrt(self.share(w)))
@@ -339,7 +342,12 @@ class SlowTwin:
             difference, doubt = statistics.fmean(excess), error_of(excess)
         else:
             difference, doubt = statistics.fmean(gaps) - c * statistics.fmean(gains), c * error
-        if len(gains) >= 3 and exceeds(doubt, abs(difference)):
+        lowest = min(statistics.fmean(losses) for losses in (w.mean, w.best or w.previous))
+        if not w.decides:
+            evidence, why = 0.0, "one sample"
+        elif not exceeds(self.first_loss - lowest, 3 * error):
+            evidence, why = 0.0, "nothing learnt"
+        elif len(gains) >= 3 and exceeds(doubt, abs(difference)):
             evidence, why = 0.0, "not significant"
         elif not progresses and exceeds(c, lag):
             evidence, why = 0.0, "no progress"
@@ -487,11 +495,15 @@ def test_a_bad_number_is_refused_by_its_name(name: str, least: float) -> None:
         (window(0.0, -0.01), "no progress"),
         (noisy([0.009, -0.001]), "no progress"),
         (noisy([0.15, -0.13, 0.14, -0.12]), "not significant"),
+        (replace(window(), decides=False), "one sample"),
+        (window(5.0, -0.01), "nothing learnt"),
+        (noisy([0.05, -0.03, 0.04]), "nothing learnt"),
     ],
 )
 def test_without_evidence_the_rate_goes_to_the_usual_one(usual: float, seen: Window, why: str) -> None:
     """From above and from below, never past it and never faster than t^growth."""
-    start, seen = replace(GAINED_NOTHING, usual=usual), replace(seen, displacement=1e-9)
+    start = replace(GAINED_NOTHING if why == "nothing learnt" else STEADY, usual=usual)
+    seen = replace(seen, displacement=1e-9)
     assert CONTROLLER.update(start, seen).why == why
     distances = [math.log(state.value / usual) for state in train(start, seen, until=1_000_000)]
     assert abs(distances[-1]) < 0.01

@@ -114,7 +114,7 @@ pytestmark = pytest.mark.usefixtures("same_seed")
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    words = ("did not improve", "the highest learning rate was")
+    words = ("did not improve", "the learning rate found is")
     return [(r.levelname, r.message) for r in caplog.records if any(word in r.message for word in words)]
 
 
@@ -126,8 +126,12 @@ def test_a_run_that_improved_says_what_it_found(caplog: pytest.LogCaptureFixture
     run.auto.finish_()
     ((level, message),) = said(caplog)
     assert level == "INFO"
-    peak = max(lr for lrs in run.lrs for lr in lrs)
-    assert f"{peak:.3g} ({len(run.records)} windows, 0 rollbacks)" in message
+    best = run.auto.best
+    assert best is not None
+    assert best.rate == run.lrs[149][0], "before the decay"
+    assert best.rates == (best.rate / 6, best.rate * 6)
+    assert f"found is {best.rate:.2g}, the best probably between {best.rates[0]:.1g} and " in message
+    assert f"({len(run.records)} windows, 0 rollbacks)" in message
     assert "finish_() loads the mean of step 180" in message
 
 

@@ -338,4 +338,4 @@ def test_what_is_said_of_several(caplog: pytest.LogCaptureFixture) -> None:
     run = Pair(total_steps=60).run(60)
     assert run.auto.optimizer is run.optimizers[0]
     assert run.auto.optimizers == run.optimizers
-    assert sum("the highest learning rate was" in r.message for r in caplog.records) == 1
+    assert sum("the learning rate found is" in r.message for r in caplog.records) == 1
