@@ -127,6 +127,14 @@ class Flat(nn.Module):
         self.weight._fsdp_flattened = True  # type: ignore[attr-defined]
 
 
+class FullySharded(nn.Module):
+    """What fully_shard makes of a module, likewise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reshard = Mock()
+
+
 class ZeroRedundancyOptimizer(torch.optim.SGD):
     """Known by its name alone."""
 
@@ -136,12 +144,12 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
 
 
 @pytest.fixture
-def flat_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = SimpleNamespace(FullyShardedDataParallel=Flat, FSDPModule=ZeroRedundancyOptimizer)
+def known_by_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = SimpleNamespace(FullyShardedDataParallel=Flat, FSDPModule=FullySharded)
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", known)
 
 
-@pytest.mark.usefixtures("flat_alone")
+@pytest.mark.usefixtures("known_by_sight")
 @pytest.mark.parametrize(
     ("kind", "ranks", "wired", "can_reshard"),
     [
@@ -184,7 +192,7 @@ def test_every_rank_has_numbers_of_its_own_as_far_as_they_go(rank: int, first: i
     assert marks.tolist() == list(range(first, first + count))
 
 
-@pytest.mark.usefixtures("flat_alone")
+@pytest.mark.usefixtures("known_by_sight")
 @pytest.mark.parametrize(
     ("sharded_by_it", "gathered", "dropped"),
     [(True, True, True), (True, False, False), (False, True, False), (None, None, False)],
@@ -200,3 +208,10 @@ def test_flat_weights_are_dropped_where_they_are_gathered(
     drop_gathered(module)
     assert handle.reshard.called == handle.post_reshard.called == dropped
     assert handle._prefetched == (not dropped)
+
+
+@pytest.mark.usefixtures("known_by_sight")
+def test_whatever_fully_shard_has_gathered_is_dropped() -> None:
+    model = nn.Sequential(FullySharded(), nn.Sequential(FullySharded()), nn.Linear(1, 1))
+    drop_gathered(model)
+    assert [part.reshard.call_count for part in model.modules() if isinstance(part, FullySharded)] == [1, 1]
