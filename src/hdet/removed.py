@@ -116,7 +116,7 @@ def refuse_removed(function: F) -> F:
                 version, instead = ARGUMENTS[caller][name]
                 raise TypeError(f"{caller}: {name}= was removed in {version}: {instead}")
             if name not in known:
-                closest = difflib.get_close_matches(name, known, 1)
+                closest = difflib.get_close_matches(name, known)
                 hint = f". Did you mean {closest[0]!r}?" if closest else ""
                 raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
         return function(*args, **kwargs)

@@ -370,7 +370,7 @@ def _piece(saved: Any) -> _Piece:
     if isinstance(saved, list):
         return _Constant(*saved)
     if "doubles" in saved:
-        lrs = array("d", base64.b64decode(saved["doubles"], validate=True))
+        lrs = array("d", base64.b64decode(saved["doubles"]))
         if sys.byteorder == "big":
             lrs.byteswap()
         return _Values(lrs)

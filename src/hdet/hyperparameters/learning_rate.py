@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -172,9 +171,7 @@ class GroupLearningRate(Axis):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.spread, self.factor, self._held_at = state["spread"], state["factor"], state["held_at"]
-        kept, now = state["schedule_value"], self._group["lr"]
-        as_tensor = kept is not None and isinstance(now, Tensor)
-        self._schedule_value = torch.full_like(now, kept) if as_tensor else kept
+        self._schedule_value = state["schedule_value"]
 
 
 def separate_learning_rates(optimizer: Optimizer) -> None:

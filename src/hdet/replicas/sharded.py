@@ -344,7 +344,7 @@ def _as_dtensor(
     # from_local would move a shard on the host to the mesh's device, which may be full. So it gets an empty
     # tensor, which the protocol of wrapper subclasses replaces by the shard.
     empty = shard if shard.device.type == mesh.device_type else torch.empty_like(shard, device="meta")
-    made: Tensor = kind.from_local(empty, mesh, placements, run_check=False, shape=shape, stride=stride)
+    made: Tensor = kind.from_local(empty, mesh, placements, shape=shape, stride=stride)
     if empty is not shard:
         (name,), context = made.__tensor_flatten__()  # type: ignore[attr-defined]
         made = kind.__tensor_unflatten__({name: shard}, context, made.size(), made.stride())

@@ -243,6 +243,19 @@ def test_the_host_keeps_the_same_as_the_device() -> None:
     assert_equal(ends[0][1], ends[1][1])
 
 
+def test_where_training_does_not_call_the_model_nothing_is_hooked_into_it_for_long() -> None:
+    """A compiled step or a CUDA graph: that the probe's samples are trained on could not be seen."""
+    run = Run(nn.Linear(6, 1), linear_data(20, 1), linear_data(8, 2), lr=0.01)
+    hooks = run.model._forward_pre_hooks
+    for step in range(10):
+        assert len(hooks) == (step > 0)
+        x, y = run.train[step]
+        F.mse_loss(F.linear(x, *run.model.parameters()), y).backward()
+        run.optimizer.step()
+        run.best.step()
+    assert not hooks, "once the probe has measured"
+
+
 # ---------------------------------------------------------------------- going on
 
 

@@ -193,6 +193,19 @@ def test_a_resumed_run_can_go_back_to_where_the_unbroken_one_could(kind: str) ->
     assert_same(everything(model, optimizer), then)
 
 
+def test_a_model_of_one_weight_goes_back_after_it_was_resumed() -> None:
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    snapshot = Snapshot(optimizer, model, offload=False)
+    snapshot.take()
+    then = everything(model, optimizer)
+    again = Snapshot(optimizer, model, offload=False)
+    again.load_state_dict(there_and_back(snapshot.state_dict()))
+    train_step(model, optimizer, 0)
+    again.restore()
+    assert_same(everything(model, optimizer), then)
+
+
 def test_a_snapshot_follows_state_that_goes_and_changes_shape() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer = SGD([weight], 0.1)

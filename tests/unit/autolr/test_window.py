@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from hdet import AutoLR
 from hdet.autolr.clock import Clock
-from hdet.autolr.window import Alarm, WeightPath, WindowLoop, WindowMean, _Bins, sketch
+from hdet.autolr.window import Alarm, WeightPath, WindowLoop, WindowMean, _Bins, sketch, sketch_of_shards
 from hdet.loop.policy import Context
 from hdet.loop.windows import Windows
 from tests.fakes import Thread, on_threads
@@ -321,6 +321,13 @@ def test_rows_that_move_alike_do_not_deceive_it(rows: int) -> None:
     for width in (65_536, 40_000):
         moved = noise(width).expand(rows, width).contiguous()
         assert float(sketch([moved]).norm() / moved.double().norm()) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("shapes", [[(10,)], [(10,), (3, 5)], [(70_000,), (3, 5), (300, 1000)]])
+def test_of_shards_it_is_that_of_the_whole(shapes: list[tuple[int, ...]]) -> None:
+    """A rank that has everything adds what one rank alone would have made."""
+    whole = [noise(*shape, seed=i) for i, shape in enumerate(shapes)]
+    torch.testing.assert_close(sketch_of_shards(whole, whole, [1.0] * len(whole)), sketch(whole).double())
 
 
 def test_it_is_linear() -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from torch.optim import SGD
 
 import hdet
@@ -24,6 +25,47 @@ def test_learning_rates_have_a_spread_for_each_group() -> None:
         train(optimizer, ensemble, [1.0], lambda: None)
         moved = [1 - weight.item() for weight in (first, second)]
         assert moved == pytest.approx([0.1 * (1 + 0.1 * level), 0.2 * (1 + 0.5 * level)])
+
+
+def test_replicas_rates_are_so_many_times_the_groups() -> None:
+    (axis,) = hdet.LearningRate(0.5).bind(SGD(weights(1), lr=0.2))
+    assert axis.values([-1.0, 0.0, 1.0]) == pytest.approx([0.1, 0.2, 0.3])
+    assert axis.offsets([-1.0, 0.0, 1.0]) == pytest.approx([math.log(0.5), 0.0, math.log(1.5)])
+
+
+@pytest.mark.parametrize("level", [1.0, torch.tensor([-1.0, 1.0])], ids=["one replica", "rows"])
+def test_what_a_replica_had_of_its_own_is_taken_back_and_what_others_wrote_is_not(level: Any) -> None:
+    optimizer = SGD(weights(1), lr=0.2)
+    group = optimizer.param_groups[0]
+    (axis,) = hdet.LearningRate(0.5).bind(optimizer)
+    axis.fan_out(level)
+    axis.restore()
+    assert group["lr"] == 0.2
+    axis.fan_out(1.0)
+    group["lr"] = group["lr"] + 0.0  # the same number, as a checkpoint brings it back
+    axis.restore()
+    assert group["lr"] == 0.2
+    axis.fan_out(level)
+    group["lr"] = 0.7
+    axis.restore()
+    assert group["lr"] == 0.7
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_a_factor_goes_on_from_what_was_saved_and_leaves_a_tensor_where_it_is(kind: Any) -> None:
+    first, second = (SGD(weights(1), lr=kind(0.2)) for _ in range(2))
+    (axis,), (again,) = (hdet.LearningRate(0.5).bind(optimizer) for optimizer in (first, second))
+    untouched = axis.state_dict()
+    axis.move(2.0)
+    moved = axis.state_dict()
+    axis.hold()
+    for saved in (untouched, moved, axis.state_dict()):
+        lr = second.param_groups[0]["lr"]
+        again.load_state_dict(saved)
+        again.move(3.0)
+        assert again.curve == pytest.approx(0.2)
+        assert float(second.param_groups[0]["lr"]) == pytest.approx(0.6)
+        assert kind is float or second.param_groups[0]["lr"] is lr
 
 
 @pytest.mark.parametrize("spread", [-0.1, math.nan, [0.1, 1.0]])

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import AdamW, NAdam
 
 import hdet
-from hdet.loop.converge import Converge, FiniteBuffers, WeightCopies
+from hdet.loop.converge import Converge, Divergence, FiniteBuffers, WeightCopies
 from hdet.replicas import SoloReplica
 from tests.fakes import Alike, Faster, Thread, on_threads
 
@@ -191,6 +191,19 @@ def test_layers_freed_or_frozen_round_by_round_are_no_sign_of_gradients_that_are
         assert known[0]
         assert known[-1], "it is counted again"
     assert "more than the learning rate makes them differ" not in caplog.text
+
+
+def test_a_sample_stands_for_the_whole() -> None:
+    """Of large tensors every third or fourth value is read, and of many every other tensor."""
+    for shapes in ([5], [1000, 3], [300] * 100):
+        weights = [torch.ones(size) for size in shapes]
+        divergence = Divergence([weights], SoloReplica())
+        before = divergence.read()
+        for weight in weights:
+            weight += 0.5
+        measured = divergence.measure(before)
+        assert measured.distance == pytest.approx(0.5 * math.sqrt(sum(shapes)), rel=1e-3)
+        assert measured.displacements == pytest.approx([measured.distance])
 
 
 # ---------------------------------------------------------------------- which buffers must stay finite

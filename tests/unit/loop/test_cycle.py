@@ -81,10 +81,10 @@ class Scribe(Policy):
         self.window_end = state["end"]
 
 
-def build(*policies: Policy, total_steps: int | None = None) -> tuple[Any, Cycle]:
+def build(*policies: Policy, total_steps: int | None = None, rank: int = 1) -> tuple[Any, Cycle]:
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    cycle = Cycle(optimizer, policies, Alike(), total_steps=total_steps)
+    cycle = Cycle(optimizer, policies, Alike(rank), total_steps=total_steps)
 
     def step() -> SyncRecord | None:
         weight.grad = torch.ones(2)
@@ -211,14 +211,26 @@ def test_a_call_after_the_last_step_that_follows_no_other_is_no_step_beyond_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A framework that steps once for every process ends with one."""
-    _, cycle = build(Scribe("a", 2, []), total_steps=3)
-    cycle.replicas.rank = 0  # the one that speaks
+    step, cycle = build(Scribe("a", 2, []), total_steps=3, rank=0)  # the one that speaks
     weight = cycle.optimizer.param_groups[0]["params"][0]
     for _ in range(3):
         weight.grad = torch.ones(2)
         cycle.optimizer.step()
         cycle.step(), cycle.step()
-    assert not any("the run has ended" in r.getMessage() for r in caplog.records)
+    assert "the run has ended" not in caplog.text
+    step()
+    assert "the run has ended" in caplog.text
+
+
+def test_what_a_policy_finds_wrong_at_the_end_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scribe, "check_end", lambda _: "the ink has run out")
+    step, _ = build(Scribe("a", 3, []), total_steps=3, rank=0)  # the one that speaks
+    step(), step()
+    assert not caplog.text
+    step()
+    assert [r.levelname for r in caplog.records if "the ink has run out" in r.getMessage()] == ["ERROR"]
 
 
 def test_a_state_of_replicas_that_differ_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

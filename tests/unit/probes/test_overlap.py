@@ -116,6 +116,14 @@ def test_a_sample_has_one_checksum_in_any_batch(dtype: torch.dtype) -> None:
     assert not torch.isin(backwards, whole).any()
 
 
+def test_a_sample_that_differs_in_one_value_has_another_checksum() -> None:
+    """By a product with an odd number, integers of 64 bits are only put in another order: two that differ
+    stay different."""
+    weights = overlap._weights(0, 1024, torch.device("cpu"))
+    assert bool((weights % 2 == 1).all())
+    assert len(weights.unique()) == 1024
+
+
 def test_integers_that_a_float_holds_do_not_collide() -> None:
     """Small numbers differ in the high bits of a float only."""
     every = torch.cartesian_prod(*[torch.arange(6)] * 6)

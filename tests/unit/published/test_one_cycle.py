@@ -94,6 +94,7 @@ def test_signature_is_the_authors() -> None:
     assert names[len(torchs) : len(torchs) + 9] == list(added)
     assert {n: ours[n].default for n in added} == added
     assert all(ours[n].kind is inspect.Parameter.KEYWORD_ONLY for n in names[len(torchs) + 9 :])
+    assert ours["seed"].default == inspect.signature(hdet.Ensemble).parameters["seed"].default == 0
 
 
 def build(steps: int = 20, **options: Any) -> tuple[nn.Parameter, OneCycleAutoLR]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import hdet
 from hdet.replicas import SoloReplica, find_replicas, refuse_divergence
 from hdet.replicas.find import _ranks_with_same_shards
 from hdet.replicas.sharded import Layout
+from tests.fakes import on_threads
 from tests.unit.training import network, probe_of
 
 DOORS: dict[str, Callable[[nn.Module, Any], Any]] = {
@@ -89,8 +91,8 @@ def test_stacked_replicas_have_no_process_group() -> None:
 @pytest.mark.parametrize(
     ("replicas", "found"),
     [
-        ([(0, 1), (2, 3)], [1, 3]),
-        ([(0, 1), (2, 3), (4, 5)], [1, 3, 5]),
+        ([(0, 1), (2, 3)], [[0, 2], [1, 3]] * 2),
+        ([(0, 1), (2, 3), (4, 5)], [[0, 2, 4], [1, 3, 5]] * 3),
         ([(0, 1), (2,), (3,)], "must be sharded alike and have no rank in common, and lie on the ranks"),
         ([(0, 1), (1, 2)], r"lie on the ranks \[0, 1\], \[1, 2\]; shard the model"),
     ],
@@ -98,13 +100,20 @@ def test_stacked_replicas_have_no_process_group() -> None:
 def test_who_holds_the_same_shards_is_found_from_what_each_takes_for_its_replica(
     replicas: list[tuple[int, ...]], found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    """On every rank; the ranks are threads."""
+    me = threading.local()
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: me.rank)
     members = sorted({rank for replica in replicas for rank in replica})
-    given: Any = SoloReplica()
-    given.gather = lambda row: [[float(rank in replica) for rank in members] for replica in replicas]
-    layout = Layout((0, 1), 1, {}, (), can_reshard=True)
+
+    def act(thread: Any) -> list[int]:
+        me.rank = thread.rank
+        own = next(replica for replica in replicas if me.rank in replica)
+        return _ranks_with_same_shards("test", Layout(own, 1, {}, (), can_reshard=True), thread, members)
+
+    told = on_threads(len(members), act)
     if isinstance(found, list):
-        assert _ranks_with_same_shards("test", layout, given, members) == found
+        assert told == found
     else:
-        with pytest.raises(ValueError, match=found):
-            _ranks_with_same_shards("test", layout, given, members)
+        for error in told:
+            with pytest.raises(ValueError, match=found):
+                raise error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,6 +73,27 @@ def test_lines_that_are_no_records_are_counted_not_drawn(tmp_path: Path) -> None
     )
     source = HistoryFile(path).read()
     assert (source.about()["total"], source.about()["torn"]) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"hyperparameters": [1, 2]},
+        {"hyperparameters": {"lr": 1}},
+        {"horizon": "none"},
+        {"losses": 1.0},
+        {"step": "ten"},
+        {"step": 1.5},
+        {"step": 1 << 62},
+        {"plain": {"loss": "low"}},
+        {"explored": {"lr": [1.0]}},
+        {"kind": "handed", "weights": [1]},
+        {"kind": "handed", "weights": {"step": 1.5}},
+    ],
+)
+def test_a_record_whose_fields_are_of_another_kind_is_none(odd: dict[str, Any], tmp_path: Path) -> None:
+    source = HistoryFile(save(tmp_path / "odd.jsonl", [sync(0), sync(1) | odd])).read()
+    assert (source.about()["total"], source.about()["torn"]) == (1, 1)
 
 
 def test_what_is_kept_has_a_size_whatever_a_line_has(tmp_path: Path) -> None:

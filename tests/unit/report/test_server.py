@@ -45,6 +45,9 @@ def test_it_listens_to_this_machine_alone(tmp_path: Path) -> None:
     watch = Server([tmp_path / "run.jsonl"])
     with serving(watch) as url:
         assert url.startswith("http://127.0.0.1:")
+        another = Server([tmp_path / "run.jsonl"])
+        another._http.server_close()
+        assert another.url != url, "on any port that is free"
         assert ask(url)[0] == 200
         assert ask(url + "elsewhere")[0] == 404
         # A page of another name that was made to resolve to this machine.
