@@ -203,7 +203,12 @@ def main() -> None:
         "--minutes", type=float, help="after so long start no further run; 0: the table alone"
     )
     parser.add_argument(
-        "--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="NAME", help="all unless given"
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        default=[*VARIANTS],
+        metavar="NAME",
+        help="all unless given",
     )
     parser.add_argument("--rows", type=Path, default=ROWS, help="finished runs, which are not run again")
     parser.add_argument(

@@ -382,7 +382,7 @@ def auto_lr_behind(rank: int, steps: int) -> Run:
 def auto_lr_open_ended(rank: int, steps: int) -> Run:
     model = net()
     run = auto_lr(rank, model, SGD(model.parameters(), momentum=0.9), None, patience=1)
-    run.batches = 2
+    run.batches = 3
     return run
 
 
@@ -495,7 +495,7 @@ SCENARIOS = {
     "auto_lr_rollback": Scenario(auto_lr_rollback, 1, 200, 90, rolled_back),
     "auto_lr_restart": Scenario(auto_lr_restart, 1, 1200, 480, went_back_to_the_best_and_the_beginning),
     "auto_lr_behind": Scenario(auto_lr_behind, 1, 600, 160, went_back_once),
-    "auto_lr_open_ended": Scenario(auto_lr_open_ended, 1, 400, 200, gave_up),
+    "auto_lr_open_ended": Scenario(auto_lr_open_ended, 1, 800, 400, gave_up),
     "auto_lr_two_ranks": Scenario(auto_lr_two_ranks, 2, 160, 75),
     "auto_lr_two_optimizers": Scenario(auto_lr_two_optimizers, 1, 200, 90),
     "auto_lr_cosine": Scenario(auto_lr_cosine, 1, 200, 90),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.autolr.choice import Candidate, Choice, mean_of, regrouped
+from hdet.autolr.prior import likely_rates
 from hdet.autolr.snapshot import Copies, wait_for_copies
 from hdet.loop.state import pieces_of
 from hdet.probes import Probe
@@ -48,7 +49,6 @@ class Best:
         estimate: on the half that no choice has seen; NaN where there is none, or before it was measured.
         error: the standard error of ``estimate``.
         rate: the learning rate that AutoLR or AutoTune found; NaN where none was searched for.
-        rates: between these the best one is to be expected, in five of six tasks; others may do as well.
     """
 
     step: int
@@ -57,7 +57,11 @@ class Best:
     estimate: float = math.nan
     error: float = math.nan
     rate: float = math.nan
-    rates: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Between these the best rate is to be expected, in five tasks of six."""
+        return likely_rates(self.rate)
 
 
 class BestWeights:

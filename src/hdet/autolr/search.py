@@ -271,7 +271,7 @@ class Search(Door, LRScheduler):
         return self._finished or self._with_rate(self._horizon.incumbent.weights.best)
 
     def _with_rate(self, best: Best | None) -> Best | None:
-        return best and replace(best, rate=self._rate, rates=likely_rates(self._rate))
+        return best and replace(best, rate=self._rate)
 
     def finish_(self) -> Best | None:
         """Load the best weights seen into the model and estimate their loss.
@@ -283,7 +283,7 @@ class Search(Door, LRScheduler):
         self._log_summary()
         self._finished = self._with_rate(self._horizon.incumbent.weights.finish_(self.steps))
         if self._finished is not None:
-            self._cycle.note("handed", weights=asdict(self._finished))
+            self._cycle.note("handed", weights={**asdict(self._finished), "rates": self._finished.rates})
         return self._finished
 
     def _warn_of_late_group(self, lr: float) -> None:

@@ -173,6 +173,9 @@ def _found(facts: Facts) -> str:
     if rates:
         low, high = number(min(rates), 2), number(max(rates), 2)
         named.insert(0, f"a learning rate of {low}" if low == high else f"learning rates of {low} to {high}")
+        likely = (facts.kept or {}).get("rates") or [None, None]
+        if math.isfinite(as_float(likely[0])):
+            named[0] += f" (the best is probably between {number(likely[0], 1)} and {number(likely[1], 1)})"
     return f"found {', '.join(named)}" if named else ""
 
 

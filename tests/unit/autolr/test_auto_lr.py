@@ -798,6 +798,52 @@ def test_a_probe_of_another_mix_of_classes_does_not_stop_training(
     assert rate >= max(worked, default=0.0) / 30
 
 
+Pair = tuple[Tensor, Tensor]
+ONE_CLASS = [labelled(100 + k, (32, 0, 0)) for k in range(8)]
+#: Class 0 is rare where training is, so that its loss rises at first, and all that is learnt is for others.
+OTHER_TASK = [(x, (y + 1) % 3) for x, y in (labelled(100 + k, (20, 20, 20)) for k in range(8))]
+
+
+@pytest.mark.parametrize(
+    ("batches", "why", "said"),
+    [
+        ([labelled(100, (0, 1, 0))], "one sample", "has one sample to decide by"),
+        (OTHER_TASK, "nothing learnt", "the run did not improve"),
+        (ONE_CLASS, "nothing learnt", "the run did not improve"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_a_probe_that_decides_nothing_is_said_and_the_rate_is_the_usual_one(
+    kind: str, batches: list[Pair], why: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
+    momentum = {"momentum": 0.9} if kind == "sgd" else {}
+    optimizer = OPTIMIZERS[kind](model.parameters(), lr=1.0, **momentum)
+
+    def loss(pair: Pair) -> Tensor:
+        return nn.functional.cross_entropy(model(pair[0]), pair[1])
+
+    auto = AutoLR(optimizer, probe=Probe(loss, batches, model=model), total_steps=300)
+    records = []
+    for k in range(300):
+        optimizer.zero_grad()
+        loss(labelled(k, (2, 30, 30))).backward()
+        optimizer.step()
+        record = auto.step()
+        records += [record] if record else []
+    first, *judged = searched(records)
+    assert {record.horizon[0].why for record in judged} == {why}
+    pace = first.horizon[0].speed / 300 / first.hyperparameters[0].base_before
+    assert judged[-1].hyperparameters[0].base_after == pytest.approx(usual_rate(pace), rel=0.3)
+    best = auto.finish_()
+    assert best is not None
+    if why == "one sample":
+        assert (best.step, best.kind) == (300, "end")
+        assert loss(labelled(1000, (2, 300, 300))).item() < 0.4, "and training has gone well"
+    assert any(said in record.message for record in caplog.records)
+
+
 # ---------------------------------------------------------------------- an early spike
 
 

@@ -446,3 +446,12 @@ def test_an_empty_probe_is_an_error_at_the_first_window() -> None:
         best.step()
     with pytest.raises(ValueError, match=r"Probe.halves: batches must hold one at least"):
         best.step()
+
+
+def test_one_sample_chooses_nothing() -> None:
+    """Where four would choose an early mean, the end is returned."""
+    for samples, kinds in ((1, {"end"}), (4, {"mean", "iterate"})):
+        torch.manual_seed(0)
+        run = Run(nn.Linear(30, 2), random_labels(16, 0), random_labels(samples, 5), lr=0.5)
+        run.go(60)
+        assert run.finish().kind in kinds

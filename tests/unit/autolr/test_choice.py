@@ -80,7 +80,9 @@ def test_keeping_is_said(losses: list[tuple[float, ...]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "iterate", "end"])
-@pytest.mark.parametrize(("given_back", "keeps"), [(0.0, True), (0.0019, True), (0.0021, False), (-0.1, True)])
+@pytest.mark.parametrize(
+    ("given_back", "keeps"), [(0.0, True), (0.0019, True), (0.0021, False), (-0.1, True)]
+)
 def test_next_to_nothing_of_what_was_gained_may_be_given_back(
     kind: Kind, given_back: float, keeps: bool
 ) -> None:

@@ -392,6 +392,21 @@ def test_ranks_that_are_seeded_differently_draw_differently() -> None:
     assert not set(drawn[0]) & set(drawn[1])
 
 
+@pytest.mark.parametrize(
+    ("batches", "decides"),
+    [
+        ([batch(0, 1)], False),
+        ([batch(0, 1), batch(1, 1)], False),  # the other one estimates
+        ([batch(k, 1) for k in range(3)], True),
+        ([batch(0, 2)], True),
+        (lambda k: batch(k, 1), True),
+        ([{"text": "no tensor"}], True),
+    ],
+)
+def test_one_sample_decides_nothing(batches: Any, decides: bool) -> None:
+    assert Probe(nothing, batches, model=nn.Linear(1, 1)).decides is decides
+
+
 def test_the_size_of_a_batch() -> None:
     """Announced by a loader, or that of the first tensor, however deep it is."""
     model = nn.Linear(1, 1)

@@ -14,6 +14,18 @@ def test_a_whole_run_in_a_sentence() -> None:
     )
 
 
+def test_how_sure_the_rate_is_is_said() -> None:
+    lines = whole()
+    handed = next(line for line in lines if line.get("kind") == "handed")
+    handed["weights"]["rates"] = [0.0014, 0.0504]
+    told = sentence(facts_of(lines))
+    assert told.startswith(
+        "Found a learning rate of 0.0084 (the best is probably between 0.001 and 0.05), weight"
+    )
+    handed["weights"]["rates"] = [None, None]
+    assert sentence(facts_of(lines)).startswith("Found a learning rate of 0.0084, weight")
+
+
 def test_what_is_not_known_is_not_said() -> None:
     assert sentence(facts_of([])) == sentence(facts_of([opening()])) == "Nothing has been measured yet."
     timeless = [{**sync(i), "seconds": None} for i in range(20)]

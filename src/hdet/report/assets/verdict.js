@@ -102,7 +102,13 @@ function ratesText(facts) {
 function foundText(facts) {
   const named = [...facts.others].map(([name, value]) => `${name.replace(/_/g, " ")} ${number(value, 2)}`);
   const rates = ratesText(facts);
-  if (rates) named.unshift(rates.includes(" to ") ? `learning rates of ${rates}` : `a learning rate of ${rates}`);
+  const likely = (facts.kept || {}).rates || [];
+  if (rates) {
+    const around = finite(likely[0])
+      ? ` (the best is probably between ${number(likely[0], 1)} and ${number(likely[1], 1)})`
+      : "";
+    named.unshift(`${rates.includes(" to ") ? "learning rates" : "a learning rate"} of ${rates}${around}`);
+  }
   return named.length ? `found ${named.join(", ")}` : "";
 }
 

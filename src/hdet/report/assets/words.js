@@ -43,6 +43,8 @@ const spoken = (name) => String(name).replace(/_/g, " ").replace(/^lr\b/, "learn
 const UNSEEN = {
   "not significant": "what was seen is within the probe's noise",
   "no progress": "the averaged path made no progress",
+  "nothing learnt": "the probe's loss has not clearly fallen yet",
+  "one sample": "the probe has one sample, which says nothing",
 };
 
 /** What one window decided and why. */
