@@ -276,7 +276,7 @@ class Search(Door, LRScheduler):
     def finish_(self) -> Best | None:
         """Load the best weights seen into the model and estimate their loss.
 
-        The decayed end, or an earlier window's mean where the probe finds that clearly better. Every rank
+        The decayed end, or an earlier window's mean where the probe finds that better. Every rank
         calls it, when training is over. None if nothing was measured: the model stays as it is.
         """
         self._cycle.stop()
