@@ -18,6 +18,7 @@ from benchmarks.zoo.catalogue import TASKS
 from benchmarks.zoo.families import PARTS, part_of
 from benchmarks.zoo.others import OTHERS, others
 from benchmarks.zoo.plan import PEERS, Cell, Plan, Run, best_settings, first_seed, loss_of
+from hdet.autolr.prior import likely_rates
 
 __all__ = ["MEASURES", "analyse", "excess"]
 
@@ -131,6 +132,7 @@ def _method(
     best = sweep["test_chosen"]["loss"]
     told["lost"] = sum(_lost(row, seen["test_chosen"], best, floor) for row in rows)
     told["reached"] = [row["reached"] for row in rows]
+    told["likely"] = sum(_likely(row, sweep["test_chosen"]["rate"]) for row in rows)
     told["back"] = sum(row["back"] for row in rows)
     told["early"] = sum(row["taken"] < row["steps"] for row in rows)
     return told
@@ -139,6 +141,12 @@ def _method(
 def _lost(row: Row, name: str, best: float, floor: float) -> bool:
     loss = _loss(row, name)
     return excess(loss, best, floor) > _FAR or row["start"] - loss < _NO_WAY * (row["start"] - best)
+
+
+def _likely(row: Row, tuned: float) -> bool:
+    """Whether the tuned rate is one of those that a run would have told to expect."""
+    low, high = likely_rates(row.get("found") or math.nan)
+    return low <= tuned <= high
 
 
 def _better(best: Mapping[tuple[float, str], Sequence[Row | None]], measure: str) -> dict[str, Any]:
@@ -159,6 +167,8 @@ def _summary(lines: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
         "runs": sum(line[method]["seeds"] for line in some),
         "lost": sum(line[method]["lost"] for line in some),
     }
+    if method == "autolr" and some:
+        told["likely"] = sum(line[method]["likely"] for line in some) / told["runs"]
     for measure in MEASURES if some else ():
         values = sorted(line[method][f"excess_{measure}"] for line in some)
         told[measure] = {

@@ -60,7 +60,7 @@ class Best:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Between these the best rate is to be expected, in five tasks of six."""
+        """Between these the best rate is to be expected, in four runs of five."""
         return likely_rates(self.rate)
 
 

@@ -44,6 +44,18 @@ def test_excess_is_told_per_cell_and_per_part():
     json.dumps(told, allow_nan=False)
 
 
+def test_how_often_the_tuned_rate_is_among_those_to_be_expected():
+    done = complete(PLAN, loss)
+    for seed, found in enumerate(
+        (5.9e-3, 6.1e-3, None)
+    ):  # the tuned one is 1e-3, the range a sixth to six times
+        run = PLAN.run("autolr", PLAN.cells[0], seed)
+        done[run] = done[run] | {"found": found}
+    told = analyse(PLAN, done)
+    assert told["cells"][0]["autolr"]["likely"] == 1
+    assert told["summary"][part_of("letter-shapes")]["autolr"]["likely"] == pytest.approx(1 / 3)
+
+
 def test_a_run_that_leaves_nothing_counts_as_its_start():
     done = complete(PLAN, loss)
     run = PLAN.run("autolr", PLAN.cells[0], 0)
