@@ -87,7 +87,7 @@ def _notes(pairs: list[dict[str, Any]], best: Mapping[str, str]) -> str:
         f"{len(pairs)} lines: {kinds} kinds of training, each with {optimizers}. Excess is the held-out loss "
         "over that of a tuned sweep, L/L_tuned − 1; every method and the sweep choose their best weights by "
         "the same held-out batches. The last column is of runs as they end.",
-        f"**AutoLR loses** on {' and '.join(behind)}." if behind else "AutoLR is the best on every line.",
+        f"**AutoLR loses** on {'; '.join(behind)}." if behind else "AutoLR is the best on every line.",
     ]
     if partly := [arm for arm in methods(pairs) if sum(arm in known(pair) for pair in pairs) < len(pairs)]:
         names = " and ".join(COLUMNS[arm] for arm in partly)
