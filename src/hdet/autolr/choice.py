@@ -3,9 +3,9 @@
 Candidates are compared on the same batches. The one with the lowest mean loss is the measure; the *latest*
 that gives back next to nothing of what was gained since the first is kept. So what is worse than the start is
 never kept, drift cannot carry the choice away from the lowest, and of two that hardly differ the one that was
-trained for longer wins. On the tasks of ``benchmarks/zoo`` no other rule chose better: not standard errors,
-not shrinking toward the neighbours, not preferring the end. The losses of one sample choose nothing: then the
-latest weights are kept. No torch, no I/O; float64.
+trained for longer wins. On the tasks of ``benchmarks/zoo`` no other rule was clearly better: not standard
+errors, not shrinking toward the neighbours, not preferring the end. The losses of one sample choose nothing:
+then the latest weights are kept. No torch, no I/O; float64.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from benchmarks.tools.claims.rules import (
 __all__ = [
     "ahead_of_peers",
     "as_good_as_tuned",
+    "chooses_as_well_as_any",
+    "each_constant_pays",
     "near_the_sweep",
     "near_the_sweep_of_the_zoo",
     "near_the_sweep_with_its_choice",
@@ -54,6 +56,32 @@ def near_the_sweep_of_the_zoo(results: Results) -> Judged:
             f"{auto['runs']} runs lost, ahead of the default rate in {chosen['ahead_of_default']}"
         )
         places += [Place("" if k else text, goal["met"]) for k, goal in enumerate(result["goals"].values())]
+    return at_places(places)
+
+
+def each_constant_pays(results: Results) -> Judged:
+    """A place for each change of a constant."""
+    changes = [
+        told for result in results.values() for name, told in result["variants"].items() if name != "as it is"
+    ]
+    paying = sum(told["pays"] for told in changes)
+    text = f"{paying} of {len(changes)} changes are worse by 0.3 % or lose more runs"
+    return at_places([Place("" if k else text, told["pays"]) for k, told in enumerate(changes)])
+
+
+def chooses_as_well_as_any(results: Results) -> Judged:
+    """A place for each part and number of batches."""
+    places = []
+    for result in results.values():
+        rules = {name: told for name, told in result["rules"].items() if name != "the best by the test loss"}
+        for batches, parts in rules["as it is"].items():
+            for part, own in parts.items():
+                lowest = min(told[batches][part]["mean_to_one"] for told in rules.values())
+                behind = own["mean_to_one"] - lowest
+                text = f"{part}, {batches} batch{'es' * (batches != '1')}: {100 * behind:.1f}"
+                places.append(
+                    Place(f"points behind the best rule: {text}" if not places else text, behind <= 0.005)
+                )
     return at_places(places)
 
 

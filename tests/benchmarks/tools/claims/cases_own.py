@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.tools.claims import judges
@@ -61,6 +62,23 @@ def delayed(*at_25: tuple[float, float | None]) -> dict[str, Any]:
 
 def goals_met(*met: bool) -> dict[str, Any]:
     return {"goals": {f"goal {k}": {"measured": 1.0, "met": one} for k, one in enumerate(met)}}
+
+
+def ablation(*pays: bool) -> dict[str, Any]:
+    """Changes of a constant, beside the rule as it is."""
+    changes = {f"pull {k}": {"pays": one} for k, one in enumerate(pays)}
+    return {"variants": {"as it is": {"pays": False}, **changes}}
+
+
+def choice(*behind: float) -> dict[str, Any]:
+    """By so much the rule is behind the best of others, with one batch and with more."""
+
+    def losses(given: Sequence[float]) -> dict[str, Any]:
+        return {str(k): {"dev": {"mean_to_one": loss}} for k, loss in enumerate(given, 1)}
+
+    rules = {"as it is": [0.1 + one for one in behind], "the end": [0.1 for _ in behind]}
+    unreachable = {"the best by the test loss": [0.0 for _ in behind]}
+    return {"rules": {name: losses(given) for name, given in {**rules, **unreachable}.items()}}
 
 
 def solved(count: int) -> dict[str, Any]:
@@ -127,6 +145,16 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([zoo(True, True)], HOLDS),
         ([zoo(True, False)], PARTLY),
         ([zoo(False, False)], NOT_HERE),
+    ],
+    judges.rates.each_constant_pays: [
+        ([ablation(True, True)], HOLDS),
+        ([ablation(True, False)], PARTLY),
+        ([ablation(False, False)], NOT_HERE),
+    ],
+    judges.rates.chooses_as_well_as_any: [
+        ([choice(-0.1, 0.004)], HOLDS),
+        ([choice(0.004, 0.006)], PARTLY),
+        ([choice(0.006)], NOT_HERE),
     ],
     judges.rates.near_the_sweep_with_its_choice: [
         ([excess(True, True)], HOLDS),

