@@ -188,8 +188,7 @@ class File:
         self._warned = False
 
     def prepare(self) -> None:
-        """Make the file and its folder if need be, and take away what a crash has left of a line."""
-        cut_torn_tail(self.path)
+        """Make the file and its folder if need be."""
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         with Path(self.path).open("a", encoding="utf-8"):
             pass

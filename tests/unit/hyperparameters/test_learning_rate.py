@@ -10,6 +10,7 @@ import torch
 from torch.optim import SGD
 
 import hdet
+from hdet.hyperparameters.learning_rate import separate_learning_rates
 from hdet.loop.levels import levels
 from tests.fakes import Alike
 from tests.unit.hyperparameters.scenes import train, weights
@@ -25,6 +26,19 @@ def test_learning_rates_have_a_spread_for_each_group() -> None:
         train(optimizer, ensemble, [1.0], lambda: None)
         moved = [1 - weight.item() for weight in (first, second)]
         assert moved == pytest.approx([0.1 * (1 + 0.1 * level), 0.2 * (1 + 0.5 * level)])
+
+
+def test_one_tensor_in_several_groups_becomes_one_for_each() -> None:
+    """Else what is written into one group would move the others; a tensor that is not shared stays."""
+    first, second, third = weights(1, 1, 1)
+    shared, own = torch.tensor(0.1), torch.tensor(0.2)
+    optimizer = SGD([{"params": [first]}, {"params": [second]}, {"params": [third], "lr": own}], lr=shared)
+    separate_learning_rates(optimizer)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [rate.item() for rate in rates] == pytest.approx([0.1, 0.1, 0.2])
+    assert rates[0] is shared
+    assert rates[1] is not shared
+    assert rates[2] is own
 
 
 def test_replicas_rates_are_so_many_times_the_groups() -> None:

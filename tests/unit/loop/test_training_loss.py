@@ -66,6 +66,16 @@ def test_the_spread_of_all_ranks_over_kinds(count: int) -> None:
     assert math.isnan(sample.spread), "the squares of before a resume are not known"
 
 
+def test_small_differences_of_large_losses_are_not_rounded_away() -> None:
+    """Losses in half or single precision are summed in double."""
+    signal = TrainingLoss()
+    for k in range(300):
+        signal.add(elsewhere(torch.tensor(2.0**20 + k % 2)))
+    sample = sample_of([cast("list[float]", signal.row())])
+    assert sample.mean == 2.0**20 + 0.5
+    assert sample.spread == pytest.approx(0.5, rel=0.01)
+
+
 def test_one_nan_shows() -> None:
     signal = TrainingLoss()
     for value in (1.0, math.nan, 1.0):
