@@ -64,6 +64,16 @@ def test_arguments_that_one_rank_cannot_use_raise_on_all() -> None:
         assert "arguments must be the same on all: rank 0 has usable; rank 1 has lr must be" in str(error)
 
 
+def test_the_settings_of_a_run_are_the_same_on_all() -> None:
+    def act(rank: Thread) -> None:
+        model = nn.Linear(2, 2)
+        hdet.Ensemble(SGD(model.parameters(), lr=0.1), gradients="none", seed=rank.rank, process_group=rank)
+
+    for error in on_threads(2, act):
+        assert isinstance(error, RuntimeError)
+        assert "seed must be the same on all: rank 0 has 0; rank 1 has 1" in str(error)
+
+
 def test_what_is_explored_begins_at_one_value() -> None:
     def act(rank: Thread) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1 * (1 + rank.rank)))
