@@ -71,7 +71,7 @@ def each_constant_pays(results: Results) -> Judged:
 
 def chooses_as_well_as_any(results: Results) -> Judged:
     """A place for each part and number of batches."""
-    places = []
+    places: list[Place] = []
     for result in results.values():
         rules = {name: told for name, told in result["rules"].items() if name != "the best by the test loss"}
         for batches, parts in rules["as it is"].items():
