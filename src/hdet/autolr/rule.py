@@ -149,13 +149,12 @@ class HorizonController:
     learning rate and η₀ the usual one:
 
         c        = tolerance / (v·√(t/S))
-        evidence = clip((c − lag)/c, −1, 1), 0 where it is not larger than its error, and until something
-                   has clearly been learnt
+        evidence = clip((c − lag)/c, −1, 1), 0 where it is not larger than its error
         Δ log η  = log(t′/t) · clip(growth·evidence + pull·log(η₀/η), −growth, growth)
 
     So a rate that nothing speaks against goes to the usual one, and evidence carries it away from there, by
-    growth/pull at most. Evidence for a higher rate is none where progress is not larger than its error, and a
-    lag is reckoned with no less progress than that.
+    growth/pull at most. There is none before something has clearly been learnt, and none for a higher rate
+    where progress is not larger than its error; a lag is reckoned with no less progress than that.
 
     Args:
         tolerance: c at the end of a run whose weights travel by their own norm.
