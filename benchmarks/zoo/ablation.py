@@ -21,10 +21,9 @@ from unittest.mock import patch
 from benchmarks import machine
 from benchmarks.pool import Say
 from benchmarks.rows import KeptRows, Row, six_digits
-from benchmarks.show import as_json
 from benchmarks.zoo.analysis import analyse
 from benchmarks.zoo.catalogue import TASKS, cells
-from benchmarks.zoo.command import can_run, in_words, run_missing
+from benchmarks.zoo.command import can_run, in_words, run_missing, write_table
 from benchmarks.zoo.families import PARTS
 from benchmarks.zoo.plan import Cell, Plan, Run, run_of
 from benchmarks.zoo.prior import ROWS as SWEPT
@@ -198,10 +197,6 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, default="dev", help="which families")
     parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3, help="as many as the sweep has")
     parser.add_argument("--device", default="cpu", help="where to train")
-    parser.add_argument("--processes", type=int, help="runs at a time, one on each core unless given")
-    parser.add_argument(
-        "--minutes", type=float, help="after so long start no further run; 0: the table alone"
-    )
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -210,14 +205,7 @@ def main() -> None:
         metavar="NAME",
         help="all unless given",
     )
-    parser.add_argument("--rows", type=Path, default=ROWS, help="finished runs, which are not run again")
-    parser.add_argument(
-        "--output", type=Path, default=Path("docs/evidence/zoo-ablation.json"), help="to write"
-    )
-    given = vars(parser.parse_args())
-    output = given.pop("output")
-    output.write_text(as_json(run(**given)), encoding="utf-8")
-    print(f"Written to {output}")
+    write_table("zoo-ablation", parser, run, ROWS)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 A row is a run of AutoLR on a cell of fit or dev: of all weights that it could have returned the losses that
 choose, and the test loss. Beside them are two running means of the iterates: ``ema0.1``, exponential over a
-tenth of the run, and ``descent``, of its last quarter, in which the rate comes down. Every rule chooses from
+tenth of the run, and ``descent``, of its last quarter, in which the rate decays. Every rule chooses from
 the same rows, by all four batches, by each half of them, and by each alone. Excess is over the committed
 sweep with the choice of weights, and no run counts for more than 1.
 
 ``--measure`` runs what is missing. The rows that are kept were made while AutoLR chose as in 0.2.0, which
-says where a run returns to, and their running means were not begun anew where it went back.
+says where a run returns to, and their running means were not reset where it went back.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from benchmarks import machine
 from benchmarks.pool import Say
 from benchmarks.regret.trainer import Trainer
 from benchmarks.rows import KeptRows, Row, six_digits
-from benchmarks.show import as_json
 from benchmarks.zoo import runs
 from benchmarks.zoo.analysis import analyse, excess
 from benchmarks.zoo.catalogue import TASKS, cells
-from benchmarks.zoo.command import can_run, run_missing
+from benchmarks.zoo.command import can_run, run_missing, write_table
 from benchmarks.zoo.families import part_of
 from benchmarks.zoo.plan import Cell, Plan, Run, run_of
 from benchmarks.zoo.prior import ROWS as SWEPT
@@ -49,7 +48,7 @@ ROWS = Path(__file__).with_name("rows-choice.jsonl")
 _PARTS, _SEEDS = ("fit", "dev"), 2
 #: By so many batches: which of the four.
 _BY = {"4": ((0, 1, 2, 3),), "2": ((0, 1), (2, 3)), "1": ((0,), (1,), (2,), (3,))}
-#: The horizon of the exponential mean, and where the rate begins to come down, as shares of the run.
+#: The horizon of the exponential mean, and where the rate begins to decay, as shares of the run.
 _HORIZON, _DESCENT = 0.1, 0.75
 
 
@@ -214,7 +213,7 @@ def execute_measured(one: Run, steps: int | None = None) -> Row:
         def after_step(loss: Tensor) -> object:
             before = len(trainer.events)
             answer = trainer.after_step(loss)
-            running.add(anew=any(event.kind == "back" for event in trainer.events[before:]))
+            running.add(reset=any(event.kind == "back" for event in trainer.events[before:]))
             return answer
 
         def finish() -> None:
@@ -245,10 +244,10 @@ class _Means:
         self._steps = steps
         self._taken = self._counted = 0
 
-    def add(self, *, anew: bool) -> None:
-        """One more iterate; or ``anew``, where the weights were put back."""
+    def add(self, *, reset: bool) -> None:
+        """One more iterate; or a ``reset``, where the weights were put back."""
         self._taken += 1
-        if anew:
+        if reset:
             self.weights, self._counted = {}, 0
             return
         self._lerp("ema0.1", -math.expm1(-1 / (_HORIZON * self._steps)))
@@ -339,14 +338,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", action="store_true", help="run what is missing first")
     parser.add_argument("--device", default="cuda", help="where to train, and whose rows to compare")
-    parser.add_argument("--processes", type=int, help="runs at a time, one on each core unless given")
-    parser.add_argument("--minutes", type=float, help="after so long start no further run")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="finished runs, which are not run again")
-    parser.add_argument("--output", type=Path, default=Path("docs/evidence/zoo-choice.json"), help="to write")
-    given = vars(parser.parse_args())
-    output = given.pop("output")
-    output.write_text(as_json(run(**given)), encoding="utf-8")
-    print(f"Written to {output}")
+    write_table("zoo-choice", parser, run, ROWS)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import time
@@ -16,6 +17,7 @@ from benchmarks import machine
 from benchmarks.pool import Say, complete, workers
 from benchmarks.regret.arms import prepare
 from benchmarks.rows import KeptRows, Row
+from benchmarks.show import as_json
 from benchmarks.zoo.analysis import MEASURES, analyse
 from benchmarks.zoo.catalogue import TASKS, cells
 from benchmarks.zoo.chart import chart
@@ -27,7 +29,7 @@ from benchmarks.zoo.runs import execute
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["can_run", "chart", "in_words", "run", "run_missing", "table"]
+__all__ = ["can_run", "chart", "in_words", "run", "run_missing", "table", "write_table"]
 
 _Job = TypeVar("_Job", bound=Hashable)
 
@@ -191,3 +193,21 @@ def _pair(found: dict[str, Any] | None) -> str:
     if found is None:
         return "–"
     return ", ".join(f"{100 * found[f'excess_{measure}']:+.1f}" for measure in MEASURES)
+
+
+def write_table(
+    name: str, parser: argparse.ArgumentParser, run: Callable[..., dict[str, Any]], rows: Path
+) -> None:
+    """A command with rows of its own: the options that all of them have, and the JSON file that it writes."""
+    parser.add_argument("--processes", type=int, help="runs at a time, one on each core unless given")
+    parser.add_argument(
+        "--minutes", type=float, help="after so long start no further run; 0: the table alone"
+    )
+    parser.add_argument("--rows", type=Path, default=rows, help="finished runs, which are not run again")
+    parser.add_argument(
+        "--output", type=Path, default=Path("docs/evidence") / f"{name}.json", help="to write"
+    )
+    given = vars(parser.parse_args())
+    output = given.pop("output")
+    output.write_text(as_json(run(**given)), encoding="utf-8")
+    print(f"Written to {output}")

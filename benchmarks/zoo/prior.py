@@ -3,7 +3,7 @@
 On the fit families alone: log10 of the best rate is a line in log10 of the pace. The best rate of a cell is
 the mean of the sweep's, in logarithms, each weighted by exp(−excess / 0.03). What is left out by turns is a
 family.
-``--measure`` takes the first steps of every cell anew and writes ``paces.json``.
+``--measure`` takes the first steps of every cell again and writes ``paces.json``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _left_out(points: Mapping[Cell, tuple[float, float]]) -> dict[str, float]:
 def main() -> dict[str, Any]:
     """Print the two coefficients, their error on each part, and leave-one-family-out."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measure", action="store_true", help="take the first steps of every cell anew")
+    parser.add_argument("--measure", action="store_true", help="take the first steps of every cell again")
     if parser.parse_args().measure:
         measured = [[*cell, pace] for cell in cells() if (pace := pace_of(*cell)) is not None]
         told = {**machine.about("paces", quick=False, device="cpu"), "paces": measured}

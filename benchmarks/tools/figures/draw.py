@@ -206,7 +206,7 @@ def _kept(runs: Mapping[str, Run]) -> Figure:
     )
     handed = run["handed"]
     above.plot(
-        handed["step"], handed["loss"], "o", color=_KEPT, markersize=11, fillstyle="none", label="handed over"
+        handed["step"], handed["loss"], "o", color=_KEPT, markersize=11, fillstyle="none", label="returned"
     )
     above.set_ylabel("held-out loss")
     above.set_ylim(top=above.get_ylim()[1] + 0.45)  # room for the labels of rollbacks

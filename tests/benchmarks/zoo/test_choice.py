@@ -154,17 +154,17 @@ def test_a_measured_run_is_the_same_run(name, optimizer, steps, monkeypatch):
     assert all(test < row["start"] for _, test in row["means"].values())
 
 
-def test_running_means_begin_anew_where_the_weights_are_put_back():
+def test_running_means_are_reset_where_the_weights_are_put_back():
     model = torch.nn.Linear(1, 1, bias=False)
     means = choice._Means(model, steps=8)
     for weight in (5.0, 9.0):
         model.weight.data.fill_(weight)
-        means.add(anew=False)
+        means.add(reset=False)
     assert 5 < means.weights["ema0.1"][0].item() < 9
     assert "descent" not in means.weights
     for weight in (float("nan"), 1.0, 1.0, 1.0, 1.0, 3.0):
         model.weight.data.fill_(weight)
-        means.add(anew=weight != weight)
+        means.add(reset=weight != weight)
     assert means.weights["descent"][0].item() == 2  # of the last two of eight steps
     assert 1 < means.weights["ema0.1"][0].item() < 3
 

@@ -187,7 +187,7 @@ def zoo_choice(result: dict[str, Any]) -> str:
         "same candidates, and the one that AutoLR has was chosen on these runs. *The latest within*: of "
         "those that give back so much of the gain at most. *As in 0.2.0*: the latest within one standard "
         "error of the lowest and 2 % of the gain, and the end within one and a half errors. *Ema0.1*, "
-        "*descent*: the running mean of the iterates, over a tenth of the run or while the rate comes down, "
+        "*descent*: the running mean of the iterates, over a tenth of the run or while the rate decays, "
         "is a candidate, too. *By the test loss*: what no rule can beat."
     )
     return f"{markdown(['rule', *columns], rows)}\n\n{note}"
