@@ -46,7 +46,6 @@ _INSTEAD: Mapping[str, Sequence[float]] = {
     "thrown": (math.sqrt(2.0), 4.0, _OFF),
     "lost": (0.05, 0.2, _OFF),
     "slower": (math.sqrt(3.0), 9.0),
-    "fade": (0.0, 1.0),
     "least": (_OFF,),
 }
 #: Likewise those of :mod:`hdet.autolr.best`, but for one that is read only where the steps are not known.

@@ -368,7 +368,7 @@ def auto_lr_rollback(rank: int, steps: int) -> Run:
 def auto_lr_restart(rank: int, steps: int) -> Run:
     model = net()
     run = auto_lr(rank, model, SGD(model.parameters(), momentum=0.9), steps)
-    run.batches = 2
+    run.batches = 3
     return run
 
 
@@ -493,9 +493,9 @@ def _rollbacks(whole: Saved) -> set[int]:
 SCENARIOS = {
     "auto_lr_adamw": Scenario(auto_lr_adamw, 1, 300, 130),
     "auto_lr_rollback": Scenario(auto_lr_rollback, 1, 200, 90, rolled_back),
-    "auto_lr_restart": Scenario(auto_lr_restart, 1, 1200, 480, went_back_to_the_best_and_the_beginning),
+    "auto_lr_restart": Scenario(auto_lr_restart, 1, 1600, 480, went_back_to_the_best_and_the_beginning),
     "auto_lr_behind": Scenario(auto_lr_behind, 1, 600, 160, went_back_once),
-    "auto_lr_open_ended": Scenario(auto_lr_open_ended, 1, 800, 400, gave_up),
+    "auto_lr_open_ended": Scenario(auto_lr_open_ended, 1, 900, 400, gave_up),
     "auto_lr_two_ranks": Scenario(auto_lr_two_ranks, 2, 160, 75),
     "auto_lr_two_optimizers": Scenario(auto_lr_two_optimizers, 1, 200, 90),
     "auto_lr_cosine": Scenario(auto_lr_cosine, 1, 200, 90),

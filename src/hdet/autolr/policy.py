@@ -295,6 +295,7 @@ class Horizon(Policy):
             end=losses["end"],
             mean_there=[loss for row in seen.rows for loss in row[: self._widths["end"]]],
             best=(judged and self.incumbent.best) or (),
+            before=clock.origin,
             decides=len(seen.rows) > 1 or self._probe.decides,
         )
         moved = [losses["displacements"][i::factors] for i in range(factors)]
@@ -533,8 +534,7 @@ class Factors:
         for decision, state in zip(decisions, before, strict=True):
             bounded = common > 0 and decision.action == "hold" and not decision.why
             if state.windows > 0 and not bounded:
-                bounds = decision.state.ceiling, decision.state.exploded
-                value = min(state.value * math.exp(common), max(state.value, min(bounds)))
+                value = min(state.value * math.exp(common), max(state.value, decision.state.ceiling))
                 moved = replace(decision.state, value=value)
                 decision = replace(decision, state=moved, action="up" if common > 0 else "down", why="")
             after.append(decision)

@@ -61,6 +61,7 @@ class Window:
         explained: by how much the loss changed because other hyperparameters were moved: no progress of the
             learning rate's.
         unit: the learning rate that a factor of 1 stands for.
+        before: steps that were taken before t began to count: by the search that a restart ended.
         decides: whether the probe has more than one sample.
     """
 
@@ -77,6 +78,7 @@ class Window:
     rise: float = 0.0
     explained: float = 0.0
     unit: float = 1.0
+    before: int = 0
     decides: bool = True
 
     @property
@@ -95,9 +97,8 @@ class HorizonState:
     """What is remembered between two windows.
 
     ``value`` is the factor on the schedule, ``usual`` the one it is drawn to; ``pace`` the speed that a unit
-    of it gave the weights so far; ``ceiling`` and ``exploded`` are values that it is not raised above after a
-    retreat and after a rollback; ``worked`` is the highest that made progress. ``first_loss`` is where the
-    judged windows began."""
+    of it gave the weights so far; ``ceiling`` is what it is not raised above after a retreat or a rollback;
+    ``worked`` is the highest that made progress. ``first_loss`` is where the judged windows began."""
 
     value: float
     usual: float | None = None
@@ -111,7 +112,6 @@ class HorizonState:
     blind: int = 0
     pace: float | None = None
     ceiling: float = math.inf
-    exploded: float = math.inf
     worked: float = 0.0
 
     def risen(self, rise: float) -> HorizonState:
@@ -121,7 +121,6 @@ class HorizonState:
             self,
             usual=None if self.usual is None else down * self.usual,
             ceiling=down * self.ceiling,
-            exploded=down * self.exploded,
             worked=down * self.worked,
             pace=None if self.pace is None else self.pace / down,
         )
@@ -164,9 +163,8 @@ class HorizonController:
         memory: weight of the windows before in the pooled gap and progress, in [0, 1).
         thrown: weights that move so many times as far as a unit of rate has moved them before were thrown.
         lost: what a window may lose, as a share of all that was gained.
-        slower: after a rollback or a retreat the rate is divided by this, and bounded by that. While there
-            is progress, the bound grows in proportion to t after a rollback;
-        fade: and like t^fade after a return to the best weights, or to the beginning.
+        slower: after a rollback or a retreat the rate is divided by this, and bounded by that; the bound
+            grows in proportion to the steps taken.
         least: outside the decay the rate never falls below one that made progress by more than this factor.
 
     >>> controller = HorizonController()
@@ -186,7 +184,6 @@ class HorizonController:
     thrown: float = 2.0
     lost: float = 0.1
     slower: float = 3.0
-    fade: float = 0.5
     least: float = 30.0
 
     def __post_init__(self) -> None:
@@ -198,7 +195,7 @@ class HorizonController:
             value = getattr(self, name)
             if not (_is_number(value) and math.isfinite(value) and value > 1):
                 raise ValueError(f"HorizonController: {name} must be a finite number > 1, got {value!r}")
-        for name in ("pull", "lost", "fade"):
+        for name in ("pull", "lost"):
             value = getattr(self, name)
             if not (_is_number(value) and math.isfinite(value) and value >= 0):
                 raise ValueError(f"HorizonController: {name} must be a finite number >= 0, got {value!r}")
@@ -240,11 +237,9 @@ class HorizonController:
             evidence, why = 0.0, "not significant"
         elif evidence > 0 and not progresses:
             evidence, why = 0.0, "no progress"
-        return self._move(replace(seen, why=why), window, evidence, progresses)
+        return self._move(replace(seen, why=why), window, evidence)
 
-    def _move(
-        self, seen: HorizonDecision, window: Window, evidence: float, progresses: bool
-    ) -> HorizonDecision:
+    def _move(self, seen: HorizonDecision, window: Window, evidence: float) -> HorizonDecision:
         """By the evidence, and toward what is usual, within the bounds."""
         state, time = seen.state, math.log(window.next_step / window.step)
         drawn = 0.0 if state.usual is None else self.pull * math.log(state.usual / state.value)
@@ -252,12 +247,11 @@ class HorizonController:
         if change > 0:
             change = max(0.0, change - max(window.rise, 0.0))
         value = state.value * math.exp(change)
-        if progresses:
-            # Every window that makes progress below them is evidence that it may have been an accident.
-            ceiling, exploded = state.ceiling * math.exp(self.fade * time), state.exploded * math.exp(time)
-            state = replace(state, ceiling=ceiling, exploded=exploded)
+        # Every window below it that does not go back is evidence that it may have been an accident.
+        grown = (window.before + window.next_step) / (window.before + window.step)
+        state = replace(state, ceiling=state.ceiling * grown)
         if value > state.value:
-            value = max(state.value, min(value, state.ceiling, state.exploded))
+            value = max(state.value, min(value, state.ceiling))
         value = max(value, min(state.value, state.worked / self.least))
         if math.isclose(value, state.value, rel_tol=_ROUNDING):  # at a bound: rounding is no change
             value = state.value
@@ -322,7 +316,7 @@ class HorizonController:
     def _back(self, state: HorizonState, speed: float, gap: float, progress: float) -> HorizonDecision:
         """To the window's start, at a smaller rate."""
         value = self._slower(state)
-        state = replace(state, value=value, exploded=min(state.exploded, value), gap=None, progress=None)
+        state = replace(state, value=value, ceiling=min(state.ceiling, value), gap=None, progress=None)
         state = _counted(state)
         return HorizonDecision(state, "back", speed, gap, progress, why="the loss rose along the window")
 

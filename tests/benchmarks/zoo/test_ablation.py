@@ -58,11 +58,11 @@ def test_differences_are_between_the_same_runs():
         # Of seed 2 nothing is known as it is: it does not count.
         **rows("pull 0", zip(CELLS, (1.2, 1.1, 9.0), strict=True), (0,)),
         **rows("pull 0", zip(CELLS, (9.0, 9.0, 9.0), strict=True), (2,)),
-        **rows("fade 1", [(CELLS[0], 1.102)], (0,)),
+        **rows("lost 0.05", [(CELLS[0], 1.102)], (0,)),
     }
     found = compare(CELLS, finished, swept)["variants"]
-    assert list(found) == [AS_IT_IS, "pull 0", "fade 1"]
-    usual, off, faded = found.values()
+    assert list(found) == [AS_IT_IS, "pull 0", "lost 0.05"]
+    usual, off, halved = found.values()
     assert usual["mean_to_one"] == pytest.approx(0.1)
     assert (usual["runs"], usual["difference"], usual["lost"], usual["pays"]) == (6, 0, 0, False)
     assert off["mean_to_one"] == pytest.approx((0.2 + 0.1 + 1.0) / 3)
@@ -70,8 +70,8 @@ def test_differences_are_between_the_same_runs():
     # Two families: their cells are together as far below the mean as the other's one cell is above it.
     assert off["error"] == pytest.approx((2 * 2) ** 0.5 * (0.9 - 1 / 3) / 3, rel=1e-4)
     assert (off["runs"], off["lost"], off["lost_as_it_is"], off["pays"]) == (3, 1, 0, True)
-    assert faded["difference"] == pytest.approx(0.002)
-    assert (faded["error"], faded["pays"]) == (None, False)
+    assert halved["difference"] == pytest.approx(0.002)
+    assert (halved["error"], halved["pays"]) == (None, False)
     assert "| pull 0 | 43.3 | +33.3 ± 37.8 | 1 of 3 | 0 | yes |" in zoo_ablation({"variants": found})
 
 

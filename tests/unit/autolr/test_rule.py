@@ -26,7 +26,6 @@ NUMBERS = {
     "thrown": (2.0, 1.1, 5),
     "lost": (0.1, 0, 0.5),
     "slower": (3.0, 1.1, 10),
-    "fade": (0.5, 0, 2),
     "least": (30.0, 1.1, 100),
 }
 CONTROLLER = HorizonController(**{name: number for name, (number, *_) in NUMBERS.items()})
@@ -141,6 +140,7 @@ def runs(draw: st.DrawFn, batch_counts: Sequence[int] = (1, 2, 3, 4, 5)) -> list
             rise=draw(st.sampled_from([0.0, 0.05, 0.5, -0.2])),
             explained=draw(st.sampled_from([0.0, 0.0, 2.0**-6])),
             unit=draw(st.sampled_from([1.0, 0.01, 7.0])),
+            before=draw(st.sampled_from([0, 300])),
             decides=draw(st.integers(0, 9)) > 0,
         )
         seldom, slower = draw(st.integers(0, 9)), draw(st.booleans())
@@ -209,7 +209,6 @@ class SlowTwin:
     value: float
     usual: float | None = None
     ceiling: float = math.inf
-    exploded: float = math.inf
     worked: float = 0.0
     schedule: float = 1.0
     first_loss: float | None = None
@@ -223,7 +222,7 @@ class SlowTwin:
     total_backs: int = 0
 
     def factors(self) -> dict[str, float | None]:
-        rates = {name: getattr(self, name) for name in ("usual", "ceiling", "exploded", "worked")}
+        rates = {name: getattr(self, name) for name in ("usual", "ceiling", "worked")}
         return {name: None if rate is None else rate / self.schedule for name, rate in rates.items()}
 
     def slow_down(self) -> None:
@@ -234,7 +233,7 @@ class SlowTwin:
 
     def go_back(self) -> str:
         self.slow_down()
-        self.exploded = min(self.exploded, self.value * self.schedule)
+        self.ceiling = min(self.ceiling, self.value * self.schedule)
         self.gaps, self.gains = [], []
         self.backs, self.total_backs = self.backs + 1, self.total_backs + 1
         return "back"
@@ -355,11 +354,9 @@ class SlowTwin:
         assert usual is not None
         change = time * clip(s["growth"] * evidence + s["pull"] * math.log(usual / self.value), s["growth"])
         then = self.value * math.exp(change if change < 0 else max(change - rise, 0.0))
-        if progresses:
-            self.ceiling *= (w.next_step / w.step) ** s["fade"]
-            self.exploded *= w.next_step / w.step
+        self.ceiling *= (w.before + w.next_step) / (w.before + w.step)
         if then > self.value:
-            then = max(self.value, min(then, self.ceiling / self.schedule, self.exploded / self.schedule))
+            then = max(self.value, min(then, self.ceiling / self.schedule))
         if then < self.value:
             then = max(then, min(self.value, self.worked / self.schedule / s["least"]))
         if abs(then - self.value) <= 1e-12 * self.value:  # at a bound, where only rounding is left
@@ -469,10 +466,10 @@ def test_nothing_breaks_it(
 
 def test_these_are_all_numbers_of_the_rule() -> None:
     assert [each.name for each in fields(HorizonController)] == list(NUMBERS)
-    assert len(NUMBERS) == 10
+    assert len(NUMBERS) <= 10
 
 
-BAD = {0: "tolerance growth start_speed", 1: "thrown slower least", -0.1: "pull lost fade memory"}
+BAD = {0: "tolerance growth start_speed", 1: "thrown slower least", -0.1: "pull lost memory"}
 
 
 @pytest.mark.parametrize(("name", "least"), [(name, x) for x, names in BAD.items() for name in names.split()])
@@ -532,8 +529,8 @@ def test_what_is_not_finite_goes_back_every_time(bad: Window) -> None:
             decision = decide(state, bad)
             assert decision.action == "back"
             assert decision.state.value == pytest.approx(state.value / 3)
-            assert decision.state.exploded == decision.state.value
-            assert (decision.state.ceiling, decision.state.usual) == (state.ceiling, state.usual)
+            assert decision.state.ceiling == decision.state.value
+            assert decision.state.usual == state.usual
             assert (decision.state.backs, decision.state.total_backs) == (count, count)
             assert decision.state.gap is decision.state.progress is None, "what was pooled was another rate's"
         state = decision.state
@@ -600,19 +597,13 @@ def test_an_explosion_is_no_noise(mean: list[float]) -> None:
 
 
 def test_a_wrong_way_back_costs_a_bounded_share() -> None:
-    """With progress and no noise in every window after it a rollback is made good at three times t. Of a
-    retreat the bound fades: at three times t more than half of what had worked, at slower^(1/fade) = nine
-    times t all of it."""
+    """With progress and no noise in every window after it, all is made good at three times t."""
     worked = CONTROLLER.update(STEADY, window(0.0, next_step=101)).state
     back = CONTROLLER.update(worked, replace(window(), mean=[math.nan] * 2)).state
-    for after, times, share in (
-        (back, 3.1, 1.0),
-        (CONTROLLER.retreat(worked), 3, 0.5),
-        (CONTROLLER.retreat(worked), 9.5, 1.0),
-    ):
+    for after in (back, CONTROLLER.retreat(worked)):
         assert after.value == pytest.approx(worked.value / 3)
-        states = train(after, window(0.0, displacement=1e-9), until=round(100 * times))
-        assert states[-1].value >= share * worked.value
+        states = train(after, window(0.0, displacement=1e-9), until=310)
+        assert states[-1].value >= worked.value
 
 
 def test_several_wrong_ways_back_are_made_good_too() -> None:
@@ -654,7 +645,7 @@ def test_the_bounds_hold_after_every_window(
     for step, (action, _, state) in zip(run, play(HorizonController(**options), start, run), strict=True):
         assert state.value >= state.worked / options["least"] * (1 - 1e-9)
         if action == "up":
-            assert state.value <= min(state.ceiling, state.exploded) * (1 + 1e-9)
+            assert state.value <= state.ceiling * (1 + 1e-9)
         if action in ("up", "down", "hold") and before.windows > 0:
             time = math.log(step.window.next_step / step.window.step)
             assert abs(math.log(state.value / before.value)) <= options["growth"] * time + 1e-9
@@ -665,7 +656,7 @@ def test_the_bounds_hold_after_every_window(
 def test_what_the_schedule_rises_by_itself_is_part_of_the_growth(rise: float) -> None:
     """A smaller factor is then the same learning rate, of all that the state knows of. A schedule that falls
     gives no licence to grow faster."""
-    bounds = {"usual": 1e-1, "ceiling": 3e-2, "exploded": 2e-2, "worked": 1e-3}
+    bounds = {"usual": 1e-1, "ceiling": 3e-2, "worked": 1e-3}
     full = replace(STEADY, **bounds)
     risen = full.risen(rise)
     assert {name: getattr(risen, name) * math.exp(rise) for name in bounds} == pytest.approx(bounds)
@@ -694,7 +685,7 @@ def test_the_decay_moves_nothing_but_rolls_back_explosions(
     decision = CONTROLLER.descend(state, window(gap, progress, step=step, displacement=0.02 * times))
     if progress < 0 and times > 2 and step < 2000:
         assert (decision.action, decision.state.total_backs) == ("back", 3)
-        assert decision.state.value == decision.state.exploded == pytest.approx(STEADY.value / 3)
+        assert decision.state.value == decision.state.ceiling == pytest.approx(STEADY.value / 3)
     else:
         assert (decision.action, decision.why) == ("hold", "the schedule decays")
         assert decision.state == replace(state, last_gap=decision.gap)
