@@ -6,20 +6,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public names cover all kinds
 
-from hdet.replicas import drop_gathered
+from hdet.replicas import Replicas, drop_gathered
 
 __all__ = ["forked", "random_state", "refresh_norms_", "trained_norms", "weights_alone"]
 
 
 @contextmanager
-def weights_alone(model: nn.Module, *, deployed: bool = False) -> Iterator[None]:
+def weights_alone(
+    model: nn.Module, replicas: Replicas | None = None, *, deployed: bool = False
+) -> Iterator[None]:
     """Inside, only the weights decide the loss; flags and buffers are restored afterwards.
 
     Batch norm that is training uses the statistics of its batch or, ``deployed``, its running ones.
@@ -30,6 +32,7 @@ def weights_alone(model: nn.Module, *, deployed: bool = False) -> Iterator[None]
         for module, _ in flags
         for name, buffer in module.named_buffers(recurse=False)
     ]
+    rows = [(row, row.clone()) for row in _rows(replicas, model).values()]
     # The weights were moved in place, which neither autocast's cache of casts nor FSDP's gathered weights
     # notice. Nor may training find casts made in here: older torch makes them without a gradient.
     torch.clear_autocast_cache()
@@ -51,6 +54,8 @@ def weights_alone(model: nn.Module, *, deployed: bool = False) -> Iterator[None]
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)
             buffer.copy_(before)
+        for row, before in rows:
+            row.copy_(before)
         for module, training in flags:
             module.training = training
 
@@ -94,27 +99,55 @@ def trained_norms(model: nn.Module) -> list[_BatchNorm]:
 
 @torch.no_grad()
 def refresh_norms_(
-    model: nn.Module, run: Callable[[Any], object], batches: Iterable[Any], norms: Sequence[_BatchNorm]
+    model: nn.Module,
+    run: Callable[[Any], object],
+    batches: Iterable[Any],
+    norms: Sequence[_BatchNorm],
+    replicas: Replicas | None = None,
 ) -> None:
     """Recompute the statistics of ``norms`` from these batches alone, with dropout off. All other modules
-    and all training flags stay as they are."""
+    and all training flags stay as they are. Of several replicas in this process, each has its own."""
     if not norms:
         return
     flags = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
+    counters = []
     drop_gathered(model)
     try:
         for module, _ in flags:
             module.training = False
         for norm in norms:
             norm.training = True
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain mean over the batches
+            if rows := _rows(replicas, norm):
+                for name, row in rows.items():
+                    row.fill_(1 if name == "running_var" else 0)
+                counters.append(norm.register_forward_pre_hook(_counter()))
+            else:
+                norm.reset_running_stats()
+                norm.momentum = None  # a plain mean over the batches
         for batch in batches:
             run(batch)
     finally:
         drop_gathered(model)
+        for counter in counters:
+            counter.remove()
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         for module, training in flags:
             module.training = training
+
+
+def _rows(replicas: Replicas | None, module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of several replicas in this process, which the module itself does not hold."""
+    return replicas.buffers_of(module) if replicas is not None and replicas.local_count > 1 else {}
+
+
+def _counter() -> Callable[[_BatchNorm, object], None]:
+    """A hook by which a norm takes the plain mean over its batches: for momentum=None torch would read how
+    many it has seen, which no pass of several replicas can."""
+    seen = count(1)
+
+    def hook(norm: _BatchNorm, _: object) -> None:
+        norm.momentum = 1 / next(seen)
+
+    return hook

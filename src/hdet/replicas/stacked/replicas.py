@@ -294,8 +294,10 @@ class StackedReplicas(Replicas):
         ]
         return [list(values) for values in zip(*columns, strict=True)] if columns else [[]] * self.size
 
-    def buffers_of(self, model: nn.Module | None) -> list[Tensor]:
-        return list(self._buffers.values())
+    def buffers_of(self, model: nn.Module | None) -> dict[str, Tensor]:
+        name = next((name for name, module in self._model.named_modules() if module is model), "")
+        start = f"{name}." if name else ""
+        return {key.removeprefix(start): b for key, b in self._buffers.items() if key.startswith(start)}
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         floating, integer = floating_and_integer(buffers)
@@ -316,6 +318,9 @@ class StackedReplicas(Replicas):
             return differing_values(differing)
 
         return converge
+
+    def parts_of(self, parameter: Tensor) -> list[Tensor]:
+        return [one.rows[0] for one in self._parameters if one.matrix is parameter]
 
     def rows_of(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.unbind(0))
