@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -99,7 +99,8 @@ class Case:
     model: str
     optimizer: str
     facade: Callable[..., Any]
-    gradients: Literal["all", "none"] = "all"
+    #: A number is that of arms.
+    gradients: Literal["all", "none"] | int | hdet.Arms = "all"
     groups: int = 1
     warm_start: str = ""
     steps: int = STEPS
@@ -160,7 +161,9 @@ class Tuned:
     explore: tuple[Any, ...]
 
     def __call__(self, optimizer: Optimizer, case: Case, probe: Any, model: nn.Module | None) -> Any:
-        return hdet.AutoTune(optimizer, self.explore, probe=probe, total_steps=case.steps)
+        return hdet.AutoTune(
+            optimizer, self.explore, probe=probe, total_steps=case.steps, gradients=case.gradients
+        )
 
 
 # ---------------------------------------------------------------------- the two ways to train it
@@ -176,6 +179,9 @@ def in_a_process(rank: int, case: Case) -> dict[str, Any]:
     # It broadcasts buffers in every pass, and weights to begin with: a shared gradient is all that is asked.
     by_hand = shares and (any(True for _ in model.buffers()) or bool(case.warm_start))
     wrapped = DistributedDataParallel(model) if shares and not by_hand else model
+    if isinstance(case.gradients, int):
+        case = replace(case, gradients=hdet.Arms(case.gradients))
+        wrapped = case.gradients.wrap(model, broadcast_buffers=False)
     probe = hdet.Probe(
         lambda draw: loss_fn(model, samples(model, rank, 500 + draw)), lambda n: n, model=model, per_sync=2
     )
@@ -317,6 +323,8 @@ TEMPERATURE = partial(hdet.Temperature, attribute="temperature")
         Case("regression", "adam decoupled", ensemble([hdet.WeightDecay()])),
         Case("gpt", "sgd momentum", ensemble([TEMPERATURE, hdet.GradientClip(0.5)]), "none"),
         Case("regression", "adam", ensemble([LR, hdet.GradientClip(0.5)]), groups=2),
+        Case("gpt", "sgd momentum", ensemble([TEMPERATURE]), 2),
+        Case("convolutional", "adamw", ensemble([LR]), 2),
     ],
     ids=lambda case: f"{case.model}-{case.optimizer}-{case.gradients}-{len(case.facade.explore)}",
 )
@@ -335,7 +343,7 @@ def test_a_search(ranks: LocalProcesses, model: str, kind: str) -> None:
 
     In double precision: the first window moves weights by so little that its regression sees the rounding.
     """
-    case = Case(model, kind, Tuned((hdet.WeightDecay(),)), "none", steps=64)
+    case = Case(model, kind, Tuned((hdet.WeightDecay(),)), 2 if kind == "adamw" else "none", steps=64)
     processes, slices = ranks.run(in_a_process, case, size=4), stacked(case, 4)
     assert_same(case, processes, slices)
     ours, theirs = slices[0]["best"], processes[0]["best"]

@@ -99,14 +99,14 @@ class BestWeights:
         replicas in one process a tensor for each batch."""
         return self._losses(self.probe.halves()[0][:count], "choice")
 
-    def _losses(self, batches: Sequence[Any], of: str) -> list[float | Tensor]:
-        return self._of_replicas(self.probe.losses_of_each(batches, self.replicas, of=of))
-
-    def _deployed(self, batches: Sequence[Any], of: str, *, refresh: bool) -> list[float | Tensor]:
-        each = self.probe.deployed_losses_of_each(batches, self.replicas, refresh=refresh, of=of)
-        return self._of_replicas(each)
-
-    def _of_replicas(self, rows: Sequence[list[float]]) -> list[float | Tensor]:
+    def _losses(
+        self, batches: Sequence[Any], of: str, *, refresh: bool | None = None
+    ) -> list[float | Tensor]:
+        """With the batches' own statistics; or, if ``refresh`` is given, as weights are deployed."""
+        if refresh is None:
+            rows = self.probe.losses_of_each(batches, self.replicas, of=of)
+        else:
+            rows = self.probe.deployed_losses_of_each(batches, self.replicas, refresh=refresh, of=of)
         if self.replicas.local_count == 1:
             return [loss for (loss,) in rows]
         return [torch.tensor(row, dtype=torch.float64) for row in rows]
@@ -117,7 +117,7 @@ class BestWeights:
         if not self.probe.has_norms:
             return self.measure()
         self._norms = [*trained_norms(self.probe.model)]
-        return self._deployed(self.probe.halves()[0], "choice", refresh=refresh)
+        return self._losses(self.probe.halves()[0], "choice", refresh=refresh)
 
     def follow(self, parameters: Mapping[int, Tensor]) -> None:
         """These are trained from now on: until now they have not changed."""
@@ -157,7 +157,7 @@ class BestWeights:
 
     def _estimate(self) -> tuple[float, float]:
         """Mean and standard error over the batches of all ranks, which may hold different numbers of them."""
-        own = self._deployed(self.probe.halves()[1], "estimate", refresh=False)
+        own = self._losses(self.probe.halves()[1], "estimate", refresh=False)
         rows = self.replicas.gather([float(len(own)), sum(own), sum(x * x for x in own)])
         n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))
         if n == 0 or not math.isfinite(total):

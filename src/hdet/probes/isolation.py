@@ -19,10 +19,9 @@ __all__ = ["forked", "random_state", "refresh_norms_", "trained_norms", "weights
 
 
 @contextmanager
-def weights_alone(
-    model: nn.Module, replicas: Replicas | None = None, *, deployed: bool = False
-) -> Iterator[None]:
-    """Inside, only the weights decide the loss; flags and buffers are restored afterwards.
+def weights_alone(model: nn.Module, rows: Iterable[Tensor] = (), *, deployed: bool = False) -> Iterator[None]:
+    """Inside, only the weights decide the loss; flags, buffers and ``rows`` (buffers of several replicas,
+    which the model does not hold) are restored afterwards.
 
     Batch norm that is training uses the statistics of its batch or, ``deployed``, its running ones.
     """
@@ -32,7 +31,7 @@ def weights_alone(
         for module, _ in flags
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    rows = [(row, row.clone()) for row in _rows(replicas, model).values()]
+    held = [(row, row.clone()) for row in rows]
     # The weights were moved in place, which neither autocast's cache of casts nor FSDP's gathered weights
     # notice. Nor may training find casts made in here: older torch makes them without a gradient.
     torch.clear_autocast_cache()
@@ -54,7 +53,7 @@ def weights_alone(
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)
             buffer.copy_(before)
-        for row, before in rows:
+        for row, before in held:
             row.copy_(before)
         for module, training in flags:
             module.training = training
@@ -118,8 +117,8 @@ def refresh_norms_(
             module.training = False
         for norm in norms:
             norm.training = True
-            if rows := _rows(replicas, norm):
-                for name, row in rows.items():
+            if replicas is not None and replicas.local_count > 1:
+                for name, row in replicas.buffers_of(norm).items():
                     row.fill_(1 if name == "running_var" else 0)
                 counters.append(norm.register_forward_pre_hook(_counter()))
             else:
@@ -135,11 +134,6 @@ def refresh_norms_(
             norm.momentum = momentum
         for module, training in flags:
             module.training = training
-
-
-def _rows(replicas: Replicas | None, module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of several replicas in this process, which the module itself does not hold."""
-    return replicas.buffers_of(module) if replicas is not None and replicas.local_count > 1 else {}
 
 
 def _counter() -> Callable[[_BatchNorm, object], None]:

@@ -223,10 +223,11 @@ class Probe:
     ) -> list[list[float]]:
         """As :meth:`losses`, of every replica in this process; of several, ``loss_fn`` returns all."""
         several = replicas.local_count
+        rows = replicas.buffers_of(self.model).values() if several > 1 else ()
         values: list[Tensor | float] = []
         self.measuring = True
         try:
-            with torch.no_grad(), weights_alone(self.model, replicas), forked(self.model) as reseed:
+            with torch.no_grad(), weights_alone(self.model, rows), forked(self.model) as reseed:
                 for k, batch in enumerate(batches):
                     reseed("losses", self._seed, self._draws if of is None else of, k)
                     loss = self._loss_fn(batch)
@@ -274,7 +275,8 @@ class Probe:
     ) -> list[list[float]]:
         """As :meth:`deployed_losses`, of every replica in this process, each with statistics of its own."""
         norms = trained_norms(self.model)
-        with weights_alone(self.model, replicas, deployed=True):
+        rows = replicas.buffers_of(self.model).values() if replicas.local_count > 1 else ()
+        with weights_alone(self.model, rows, deployed=True):
             if refresh:
                 self.refresh_norms_(batches, norms, replicas)
             return self.losses_of_each(batches, replicas, of=of)

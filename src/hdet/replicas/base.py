@@ -41,8 +41,8 @@ class Replicas(ABC):
     rank_in_replica: int = 0
     #: Whether a state can be loaded with another number of ranks per replica; else only by the same rank.
     can_reshard: bool = True
-    #: Who shares gradients, where the replicas themselves see to it.
-    gradients: Literal["all", "none"] | None = None
+    #: Who shares gradients, where the replicas themselves see to it; a number is that of arms.
+    gradients: Literal["all", "none"] | int | None = None
 
     @property
     def world_size(self) -> int:

@@ -59,7 +59,8 @@ class StackedReplicas(Replicas):
             taken over, and its own ``step`` raises from then on.
         size: N ≥ 2.
         gradients: ``"all"`` replicas step by the mean of their gradients, as under DistributedDataParallel;
-            with ``"none"`` each by its own.
+            with ``"none"`` each by its own; a number is that of arms, consecutive replicas of which share
+            theirs and have all values in common: 4 of 8 replicas are four pairs.
 
     Every replica has dropout masks and BatchNorm statistics of its own. A parameter that a loss does not
     reach has a gradient of 0, not none: Adam's moments and weight decay continue. The gradients are not the
@@ -89,14 +90,15 @@ class StackedReplicas(Replicas):
         optimizer: Optimizer,
         size: int,
         *,
-        gradients: Literal["all", "none"] = "all",
+        gradients: Literal["all", "none"] | int = "all",
     ) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 2:
             raise ValueError(f"StackedReplicas: size (N) must be an integer of at least 2, got {size!r}")
-        if gradients not in ("all", "none"):
+        arms = 1 if gradients == "all" else size if gradients == "none" else gradients
+        if isinstance(arms, bool) or not isinstance(arms, int) or arms < 1 or size % arms:
             raise ValueError(
-                f"StackedReplicas: gradients must be 'all' or 'none', got {gradients!r}; for arms use one "
-                "process per replica"
+                "StackedReplicas: gradients must be 'all', 'none' or a number of arms that divides the "
+                f"{size} replicas, got {gradients!r}"
             )
         check_model(model)
         self.size = self.local_count = size
@@ -113,9 +115,7 @@ class StackedReplicas(Replicas):
         check_parameters([p for g in optimizer.param_groups for p in g["params"] if p.requires_grad], names)
         self._parameters, groups, states = stack_groups(optimizer, names, size)
         #: Steps all replicas; give this one to a scheduler.
-        self.optimizer = StackedOptimizer(
-            groups, optimizer.defaults, rule, self, shares_gradients=gradients == "all"
-        )
+        self.optimizer = StackedOptimizer(groups, optimizer.defaults, rule, self, arms=arms)
         self.optimizer.state.update(states)
         self._attributes = Attributes(size, self.optimizer.matrices)
         optimizer.register_step_pre_hook(refuse_step)
@@ -159,7 +159,7 @@ class StackedReplicas(Replicas):
         return result
 
     def backward(self, losses: Tensor) -> None:
-        """The gradient of each replica's own loss; with ``gradients="all"`` the mean of them, for all.
+        """The gradient of each replica's own loss; of replicas that share them, their mean.
 
         A backward pass of your own does the same: of the sum of the losses, not the mean, as in
         ``scaler.scale(losses.sum()).backward()``. A step that a ``GradScaler`` skips, all replicas skip, also
