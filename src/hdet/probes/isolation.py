@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, count
+from itertools import chain
 from typing import Any
 
 import torch
@@ -110,38 +110,25 @@ def refresh_norms_(
         return
     flags = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
-    counters = []
+    rows_of = replicas.buffers_of if replicas is not None and replicas.local_count > 1 else None
     drop_gathered(model)
     try:
         for module, _ in flags:
             module.training = False
         for norm in norms:
             norm.training = True
-            if replicas is not None and replicas.local_count > 1:
-                for name, row in replicas.buffers_of(norm).items():
+            if rows_of:
+                for name, row in rows_of(norm).items():
                     row.fill_(1 if name == "running_var" else 0)
-                counters.append(norm.register_forward_pre_hook(_counter()))
             else:
                 norm.reset_running_stats()
-                norm.momentum = None  # a plain mean over the batches
-        for batch in batches:
+        for k, batch in enumerate(batches):
+            for norm in norms:  # a plain mean over the batches; for None rows would have to read a counter
+                norm.momentum = 1 / (k + 1) if rows_of else None
             run(batch)
     finally:
         drop_gathered(model)
-        for counter in counters:
-            counter.remove()
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         for module, training in flags:
             module.training = training
-
-
-def _counter() -> Callable[[_BatchNorm, object], None]:
-    """A hook by which a norm takes the plain mean over its batches: for momentum=None torch would read how
-    many it has seen, which no pass of several replicas can."""
-    seen = count(1)
-
-    def hook(norm: _BatchNorm, _: object) -> None:
-        norm.momentum = 1 / next(seen)
-
-    return hook

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase  # no public name covers all kinds
 from torch.optim import Optimizer
 
 from hdet.replicas.averaging import differing_values, distinct_tensors, floating_and_integer
@@ -176,7 +177,7 @@ class StackedReplicas(Replicas):
 
     def capture(self, loss_fn: LossFn) -> Callable[[Any], Tensor]:
         """:meth:`losses` and :meth:`backward` in one call, which a GPU replays from a recording; on a CPU
-        nothing is recorded.
+        nothing is recorded. Under ``torch.no_grad`` it is :meth:`losses` alone, so a probe can take it, too.
 
         Where a model is small, the host takes most of the time, and this is several times as fast. A replay
         reads what replicas explore; other numbers that ``loss_fn`` reads stay as recorded, and whether the
@@ -185,6 +186,7 @@ class StackedReplicas(Replicas):
         Example::
 
             compute = replicas.capture(loss_fn)
+            probe = hdet.Probe(compute, held_out, model=model)
             for batch in loader:
                 losses = compute(batch)
                 replicas.optimizer.step()
@@ -193,11 +195,14 @@ class StackedReplicas(Replicas):
 
         def plain(batch: Any) -> Tensor:
             losses = self.losses(loss_fn, batch)
-            self.backward(losses)
+            if torch.is_grad_enabled():
+                self.backward(losses)
             return losses.detach()
 
         def run(batch: Any) -> tuple[Tensor, list[Tensor]]:
             losses = self.losses(loss_fn, batch)
+            if not torch.is_grad_enabled():
+                return losses, []
             with explained("StackedReplicas.backward", self._model):
                 # A group that the loss does not reach has a gradient of 0, as a parameter within a group has.
                 gradients = torch.autograd.grad(losses.sum(), matrices, materialize_grads=True)
@@ -281,9 +286,12 @@ class StackedReplicas(Replicas):
             rows.copy_(state[name])
 
     @property
-    def modes(self) -> tuple[int, ...]:
-        """The training flags of all modules, and how many numbers the replicas may differ in."""
-        return (*(module.training for module in self._model.modules()), len(self._attributes))
+    def modes(self) -> tuple[float | None, ...]:
+        """The training flags and momenta of all modules, and how many numbers the replicas may differ in."""
+        modules = list(self._model.modules())
+        # A refresh of running statistics writes the momentum of norms.
+        momenta = (module.momentum for module in modules if isinstance(module, _NormBase))
+        return (*(module.training for module in modules), *momenta, len(self._attributes))
 
     # ------------------------------------------------------------------ the protocol of Replicas
 
