@@ -28,14 +28,15 @@ def loss_of(net, rows):
 
 
 replicas = hdet.StackedReplicas(model, torch.optim.AdamW(model.parameters()), 8, gradients="none")
+compute = replicas.capture(loss_of)  # losses and gradients of all; a GPU replays them from a recording
 tune = hdet.AutoTune(
     replicas.optimizer,
     [hdet.WeightDecay(), hdet.Dropout(model), hdet.LabelSmoothing(criterion)],
-    probe=hdet.Probe(lambda rows: replicas.losses(loss_of, rows), held_out.split(128), model=model),
+    probe=hdet.Probe(compute, held_out.split(128), model=model),
 )
 while not tune.finished:
     rows = train[torch.randint(len(train), (8 * 32,))]  # 32 samples for each replica
-    replicas.backward(replicas.losses(loss_of, rows))
+    compute(rows)
     replicas.optimizer.step()
     replicas.optimizer.zero_grad()
     record = tune.step()

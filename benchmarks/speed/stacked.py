@@ -3,6 +3,7 @@
 All train the small language model with the paper's fan-out and a sync every twenty steps, on batches made
 beforehand. Processes share their gradients by gloo, the one backend that lets several of them use one GPU, or
 train on their own; on a GPU they take turns or, by NVIDIA's multi-process service, run at the same time.
+And what a search on four of them takes beside plain training of one, with batch norm and without: whole runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.pool import Say, shared_gpu
 from benchmarks.rows import environment
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import Batch, Workload
-from hdet import Ensemble, LearningRate, StackedReplicas
+from hdet import AutoTune, Ensemble, LearningRate, Probe, StackedReplicas, WeightDecay
 from hdet.replicas.launch import LocalProcesses
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["markdown", "run", "table"]
 
 _GOAL = 3.0
+#: Replicas of a search, its steps, and how many times the time of plain training of one it may take.
+_SEARCHED, _STEPS, _AT_MOST = 4, 2400, 1.5
 _BATCHES = 8
 _SYNC_EVERY = 20
 _TIMEOUT_SECONDS = 400.0
@@ -58,8 +61,11 @@ def run(quick: bool = False, device: str = "cpu", on_progress: Say | None = None
         f"{name}: stacked at least {_GOAL:g} × {way}, {gradients}": {"measured": ratio, "met": ratio >= _GOAL}
         for (name, way, gradients), ratio in _ratios(rows, plan.compared).items()
     }
+    searches = [
+        _searched(name, device, 40 if quick else _STEPS, say) for name in ("digits-mlp", "digits-cnn")
+    ]
     about = machine.about("stacked", quick=quick, device=device)
-    result: dict[str, Any] = rounded({**about, "goals": goals, "rows": rows})
+    result: dict[str, Any] = rounded({**about, "goals": goals, "rows": rows, "searches": searches})
     return result
 
 
@@ -181,6 +187,52 @@ def _process(rank: int, scale: str, device: str, shares: bool, blocks: int, step
     return _timed(step, blocks, steps, batches[0][0].is_cuda)
 
 
+def _searched(name: str, device: str, steps: int, say: Say) -> dict[str, Any]:
+    """Whole runs of one plain model and of replicas under AutoTune, in turn."""
+    workload = WORKLOADS[name]("cpu", device, None)
+    say(f"{_SEARCHED} replicas of {_name(workload)} under AutoTune, and one plain")
+    _run(workload, 40, searches=True)  # what is made once is made
+    plain, first, second, last = (_run(workload, steps, searches=s) for s in (False, True, True, False))
+    ratio = (first + second) / (plain + last)
+    norms = any(isinstance(module, nn.BatchNorm2d) for module in workload.build(0).modules())
+    return {
+        "model": _name(workload),
+        "batch_norm": norms,
+        "steps": steps,
+        "plain_ms": 1e3 * (plain + last) / (2 * steps),
+        "search_ms": 1e3 * (first + second) / (2 * steps),
+        "ratio": ratio,
+        "met": ratio <= _AT_MOST,
+    }
+
+
+def _run(workload: Workload, steps: int, *, searches: bool) -> float:
+    """Seconds of a run: of one plain model, or of a search on replicas with as many samples each."""
+    model = workload.build(0).train()
+    optimizer: torch.optim.Optimizer = AdamW(model.parameters(), lr=1e-3)
+    batches = _batches(workload, range(_SEARCHED if searches else 1))
+    finish: Callable[[], object] = torch.cuda.synchronize if batches[0][0].is_cuda else lambda: None
+    if searches:
+        replicas = StackedReplicas(model, optimizer, _SEARCHED, gradients="none")
+        compute, optimizer = replicas.capture(workload.loss), replicas.optimizer
+        probe = Probe(compute, _batches(workload, range(_SEARCHED, 2 * _SEARCHED)), model=model)
+        tune = AutoTune(optimizer, [WeightDecay()], probe=probe, total_steps=steps)
+    finish()
+    began = time.perf_counter()
+    for number in range(steps):
+        batch = batches[number % _BATCHES]
+        if searches:
+            compute(batch)
+        else:
+            workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        if searches:
+            tune.step()
+    finish()
+    return time.perf_counter() - began
+
+
 def _ensemble(optimizer: torch.optim.Optimizer, model: nn.Module | None, shares: bool) -> Ensemble:
     return Ensemble(
         optimizer,
@@ -235,7 +287,18 @@ def table(result: dict[str, Any]) -> Table:
     for name, goal in result["goals"].items():
         view.add_section()
         view.add_row("", "", "", name, f"× {goal['measured']:.2f}", "met" if goal["met"] else "missed")
+    for one in result.get("searches", ()):  # not in older files
+        view.add_section()
+        view.add_row("", "", "", _said(one), f"× {one['ratio']:.2f}", "met" if one["met"] else "missed")
     return view
+
+
+def _said(search: dict[str, Any]) -> str:
+    norms = "batch norm" if search["batch_norm"] else "no norms"
+    return (
+        f"{search['model']}, {norms}: {_SEARCHED} replicas under AutoTune {search['search_ms']:.2f} ms a "
+        f"step, one plain {search['plain_ms']:.2f} ms"
+    )
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -246,4 +309,6 @@ def markdown(result: dict[str, Any]) -> str:
         f"{name.partition(':')[0]}, {name.partition(' × ')[2]}: **× {goal['measured']:.2f}**"
         for name, goal in result["goals"].items()
     )
-    return "\n".join([*lines, "", f"Throughput of stacked replicas over that of processes: {said}."])
+    lines += ["", f"Throughput of stacked replicas over that of processes: {said}."]
+    searches = [f"{_said(one)}, **× {one['ratio']:.2f}**" for one in result.get("searches", ())]
+    return "\n".join([*lines, *(["", f"{'; '.join(searches)}."] if searches else [])])

@@ -99,10 +99,16 @@ class BestWeights:
         replicas in one process a tensor for each batch."""
         return self._losses(self.probe.halves()[0][:count], "choice")
 
-    def _losses(self, batches: Sequence[Any], of: str) -> list[float | Tensor]:
+    def _losses(
+        self, batches: Sequence[Any], of: str, *, refresh: bool | None = None
+    ) -> list[float | Tensor]:
+        """With the batches' own statistics; or, if ``refresh`` is given, as weights are deployed."""
+        if refresh is None:
+            rows = self.probe.losses_of_each(batches, self.replicas, of=of)
+        else:
+            rows = self.probe.deployed_losses_of_each(batches, self.replicas, refresh=refresh, of=of)
         if self.replicas.local_count == 1:
-            return [*self.probe.losses(batches, of=of)]
-        rows = self.probe.losses_of_each(batches, self.replicas.local_count, of=of)
+            return [loss for (loss,) in rows]
         return [torch.tensor(row, dtype=torch.float64) for row in rows]
 
     def measure_deployed(self, *, refresh: bool) -> list[float | Tensor]:
@@ -111,7 +117,7 @@ class BestWeights:
         if not self.probe.has_norms:
             return self.measure()
         self._norms = [*trained_norms(self.probe.model)]
-        return [*self.probe.deployed_losses(self.probe.halves()[0], refresh=refresh, of="choice")]
+        return self._losses(self.probe.halves()[0], "choice", refresh=refresh)
 
     def follow(self, parameters: Mapping[int, Tensor]) -> None:
         """These are trained from now on: until now they have not changed."""
@@ -129,7 +135,7 @@ class BestWeights:
             given = {i: self._parameters[i] for i in self._weights.tensors} | dict(weights)
             for i, weight in given.items():
                 self._weights.write(i, weight, self._parameters[i])
-            self._buffers.write_all(dict(self._model.named_buffers()))
+            self._buffers.write_all(self.replicas.buffers_of(self._model))
 
     @property
     def best(self) -> Best | None:
@@ -151,12 +157,7 @@ class BestWeights:
 
     def _estimate(self) -> tuple[float, float]:
         """Mean and standard error over the batches of all ranks, which may hold different numbers of them."""
-        other = self.probe.halves()[1]
-        own: list[float | Tensor]
-        if self.replicas.local_count > 1:  # no norms are among them
-            own = self._losses(other, "estimate")
-        else:
-            own = [*self.probe.deployed_losses(other, refresh=False, of="estimate")]
+        own = self._losses(self.probe.halves()[1], "estimate", refresh=False)
         rows = self.replicas.gather([float(len(own)), sum(own), sum(x * x for x in own)])
         n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))
         if n == 0 or not math.isfinite(total):
@@ -172,13 +173,13 @@ class BestWeights:
         assert self.choice.kept is not None
         for i, copy in self._weights.tensors.items():
             self._parameters[i].detach().copy_(copy)
-        buffers = dict(self._model.named_buffers())
+        buffers = self.replicas.buffers_of(self._model)
         for name, copy in self._buffers.tensors.items():
             if name in buffers and buffers[name].shape == copy.shape:
                 buffers[name].copy_(copy)
         drop_gathered(self._model)
         if self.choice.kept.kind == "mean":
-            self.probe.refresh_norms_(self.probe.halves()[0], self._norms or None)
+            self.probe.refresh_norms_(self.probe.halves()[0], self._norms or None, self.replicas)
 
     def forget(self) -> None:
         """Start over: the copy is of other weights than those that are trained now."""

@@ -99,7 +99,7 @@ class Guard:
         self._window.weights = [local(parameter) for parameter in every_parameter(every)]
         self._window.clock.begin(0)
         self._window.open()
-        self._snapshot = Snapshot(every, model, offload=offload)
+        self._snapshot = Snapshot(every, model, offload=offload, replicas=self._replicas)
         #: Steps counted so far, and how often training was taken back.
         self.steps = self.backs = 0
         self._copied_at: int | None = None

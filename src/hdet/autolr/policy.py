@@ -120,7 +120,7 @@ class Horizon(Policy):
         super().bind(axes, context)
         self._context, optimizer = context, context.optimizer
         parameters = every_parameter(optimizer)
-        _check(context, self._probe, parameters)
+        _check(context, parameters)
         self._path = WeightPath(context, self._factors.sizes, self._clock)
         self._window = self._path.window
         model, offload = self._probe.model, self._offload
@@ -129,8 +129,9 @@ class Horizon(Policy):
             best, self._patience, self._controller.lost, deployed=self._probe.has_norms
         )
         self._copies = WeightCopies(optimizer, context.replicas)
-        self._at_window = Snapshot(optimizer, model, offload=offload)
-        self._at_beginning = Snapshot(optimizer, model, offload=True)  # hardly ever read
+        snapshot = partial(Snapshot, optimizer, model, replicas=context.replicas)
+        self._at_window = snapshot(offload=offload)
+        self._at_beginning = snapshot(offload=True)  # hardly ever read
         self._clock.total_steps = context.total_steps
         one = context.replicas.local_count == 1  # what several see at once is no sample
         self._checks = ProbeChecks(context.caller, self._probe, watches=one)
@@ -568,7 +569,7 @@ def _record(name: str, decision: HorizonDecision, window: Window) -> HorizonReco
     )
 
 
-def _check(context: Context, probe: Probe, parameters: Sequence[Tensor]) -> None:
+def _check(context: Context, parameters: Sequence[Tensor]) -> None:
     """Raise TypeError or ValueError for weights that windows cannot follow."""
     if any(weight.is_meta for weight in parameters):
         raise ValueError(
@@ -579,11 +580,6 @@ def _check(context: Context, probe: Probe, parameters: Sequence[Tensor]) -> None
         raise ValueError(
             f"{context.caller}: the optimizer must train something, and all its parameters are frozen; "
             "call requires_grad_() on some first"
-        )
-    if context.replicas.local_count > 1 and probe.has_norms:
-        raise TypeError(
-            f"{context.caller}: stacked replicas must have no running statistics to be chosen with, got a "
-            "model with batch norm; use another norm, or one process per replica"
         )
 
 

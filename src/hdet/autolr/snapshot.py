@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from hdet.loop.optimizers import every_parameter
 from hdet.loop.state import Own, Piece
-from hdet.replicas import drop_gathered, is_dtensor, local, sharded_like, state_of
+from hdet.replicas import Replicas, SoloReplica, drop_gathered, is_dtensor, local, sharded_like, state_of
 
 __all__ = ["Copies", "Snapshot", "copy_into", "copy_of", "empty_copy", "fits", "wait_for_copies"]
 
@@ -160,10 +160,15 @@ class Snapshot:
         optimizer: its parameters and its state are copied, whatever kind it is.
         model: its buffers are copied.
         offload: whether the copies lie in the host's memory.
+        replicas: who trains; several in this process have buffers of their own, which the model does not
+            hold.
     """
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module, *, offload: bool) -> None:
+    def __init__(
+        self, optimizer: Optimizer, model: nn.Module, *, offload: bool, replicas: Replicas | None = None
+    ) -> None:
         self._optimizer = optimizer
+        self._replicas = replicas or SoloReplica()
         self._model = model
         self._weights = [local(parameter) for parameter in every_parameter(optimizer)]
         self._copies = Copies(offload=offload)
@@ -245,10 +250,11 @@ class Snapshot:
 
     def _now(self) -> tuple[dict[_Key, Tensor], dict[_Key, Any]]:
         """Everything that training changes: tensors, and plain values such as counters."""
+        buffers = self._replicas.buffers_of(self._model)
         tensors: dict[_Key, Tensor] = {
             ("weight", i, ""): weight.detach() for i, weight in enumerate(self._weights)
         }
-        tensors |= {("buffer", 0, name): local(buffer) for name, buffer in self._model.named_buffers()}
+        tensors |= {("buffer", 0, name): local(buffer) for name, buffer in buffers.items()}
         values: dict[_Key, Any] = {}
         for (kind, i), home in self._homes().items():
             for name, value in home.items():

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import torch
@@ -347,13 +347,16 @@ class WeightPath:
 
     def _usual_norms(self) -> list[float]:
         """The norm that weights of their shape are usually given, of those that are zero; of any other, 0."""
-        weights, norms = self.window.weights, self._replicas.replica_norms
-        some = norms([float(w.detach().any()) if w.numel() else 0.0 for w in weights])
-        roots = norms([math.sqrt(s * w.numel()) for w, s in zip(weights, self._shares, strict=True)])
-        return [
-            0.0 if seen else _usual_size(p) * root
-            for p, seen, root in zip(self._parameters, some, roots, strict=True)
-        ]
+        replicas, norms = self._replicas, self._replicas.replica_norms
+        parts = [replicas.parts_of(parameter) for parameter in self._parameters]
+        each = [(part, s) for own, s in zip(parts, self._shares, strict=True) for part in own]
+        some = norms([float(local(part).detach().any()) for part, _ in each])
+        roots = norms([math.sqrt(s * replicas.local_count * local(part).numel()) for part, s in each])
+        usual = (
+            0.0 if seen else _usual_size(part) * root
+            for (part, _), seen, root in zip(each, some, roots, strict=True)
+        )
+        return [math.hypot(*islice(usual, len(own))) for own in parts]
 
     @property
     def _in_parts(self) -> bool:
@@ -390,9 +393,11 @@ class WeightPath:
         if self._average is None:
             return
         mean, weights = self.window.mean.tensors, [weight.detach() for weight in self.window.weights]
-        now, size = self._replicas.replica_norms([norm_of(mean), norm_of(weights)])
-        if not math.isfinite(now) or now > _EXPLODED * size > 0:
-            torch._foreach_copy_(mean, weights)
+        rows = (zip(*map(self._replicas.rows_of, tensors), strict=True) for tensors in (mean, weights))
+        for own, others in zip(*rows, strict=True):
+            now, size = self._replicas.replica_norms([norm_of(own), norm_of(others)])
+            if not math.isfinite(now) or now > _EXPLODED * size > 0:
+                torch._foreach_copy_(own, others)
         self._average()
 
     def displacements(self) -> list[float]:

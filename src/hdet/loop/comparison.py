@@ -107,15 +107,8 @@ class Comparison(Policy):
 
     def _held_out_loss(self, probe: Probe) -> float | Tensor:
         replicas = self._context.replicas
-        # The probe puts the model's buffers back, but does not know of those stacked in this process.
-        stacked = replicas.buffers_of(probe.model) if replicas.local_count > 1 else []
-        before = [buffer.clone() for buffer in stacked]
-        try:
-            with self._context.regularisers_off():
-                losses = probe.losses_of_each(self._batches, replicas.local_count)
-        finally:
-            for buffer, value in zip(stacked, before, strict=True):
-                buffer.copy_(value)
+        with self._context.regularisers_off():
+            losses = probe.losses_of_each(self._batches, replicas)
         means = [mean_loss(column) for column in zip(*losses, strict=True)]
         return means[0] if replicas.local_count == 1 else torch.tensor(means, dtype=torch.float64)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -131,10 +131,11 @@ class Converge:
         if self._model is None or math.isfinite(norm_of(judged)):
             return []
         lost = {b.data_ptr() for b in judged if not math.isfinite(norm_of([b]))}
-        return [name for name, buffer in self._model.named_buffers() if local(buffer).data_ptr() in lost]
+        buffers = self._replicas.buffers_of(self._model)
+        return [name for name, buffer in buffers.items() if local(buffer).data_ptr() in lost]
 
     def _judged_buffers(self) -> list[Tensor]:
-        return self._buffers.judged(_floating(self._replicas.buffers_of(self._model)))
+        return self._buffers.judged(_floating(self._replicas.buffers_of(self._model).values()))
 
     def plan(self, *, with_state: bool | None = None) -> Mean:
         """The plan of the mean, made again only where the tensors are others than before.
@@ -146,7 +147,7 @@ class Converge:
         parameters = list({**now, **self._trained}.values())
         self._trained = now
         weights = [local(p) for p in parameters]
-        buffers = self._replicas.buffers_of(self._model)
+        buffers = [*self._replicas.buffers_of(self._model).values()]
         if with_state:
             self._refuse_quantised(parameters)
             self._compare(parameters)
@@ -209,7 +210,7 @@ class Converge:
             )
 
 
-def _floating(buffers: Sequence[Tensor]) -> list[Tensor]:
+def _floating(buffers: Iterable[Tensor]) -> list[Tensor]:
     """Those that are no counters, each element once."""
     return [elements(b) for b in buffers if b.is_floating_point() or b.is_complex()]
 

@@ -167,6 +167,7 @@ class Cycle:
             arms=sharing.arms,
             arm=sharing.arm,
             local_count=replicas.local_count,
+            ranks_per_arm=sharing.ranks_per_arm,
             design=chosen,
             seed=seed,
             # Round 0 of the paper deals everything alike, which a joint estimate could not separate.

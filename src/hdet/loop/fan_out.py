@@ -22,8 +22,9 @@ from hdet.replicas import Arms, Replicas, refuse_wiring
 __all__ = ["FanOut", "GradientSharing", "Gradients"]
 
 #: ``"all"``: one gradient for everybody, as in the paper; replicas differ by what the optimizer makes of it.
-#: ``"none"``: every rank its own. :class:`~hdet.Arms`: one for each arm, whose ranks explore the same values.
-Gradients = Literal["all", "none"] | Arms
+#: ``"none"``: every rank its own. :class:`~hdet.Arms`: one for each arm, whose ranks explore the same values;
+#: of replicas that are stacked, the number of arms that they were stacked with.
+Gradients = Literal["all", "none"] | int | Arms
 
 
 class GradientSharing:
@@ -39,20 +40,21 @@ class GradientSharing:
     def __init__(
         self, caller: str, gradients: Gradients, replicas: Replicas, model: nn.Module | None
     ) -> None:
-        if not isinstance(gradients, Arms) and gradients not in ("all", "none"):
-            raise ValueError(f"{caller}: gradients must be 'all', 'none' or an hdet.Arms, got {gradients!r}")
-        if isinstance(gradients, Arms) and gradients.ranks != replicas.size:
-            raise ValueError(
-                f"{caller}: gradients must be arms of the {replicas.size} ranks here, got {gradients!r} of "
-                f"{gradients.ranks}; give Arms and {caller} the same process_group"
-            )
         if replicas.gradients not in (None, gradients):
             how = "were stacked with" if replicas.local_count > 1 else "share by the model's own mesh"
             raise ValueError(
                 f"{caller}: gradients must be what the replicas {how}, {replicas.gradients!r}, "
                 f"got {gradients!r}; give both the same"
             )
-        among = replicas.size if gradients == "all" else 1 if gradients == "none" else gradients.size
+        if not isinstance(gradients, Arms) and gradients not in ("all", "none", replicas.gradients):
+            raise ValueError(f"{caller}: gradients must be 'all', 'none' or an hdet.Arms, got {gradients!r}")
+        if isinstance(gradients, Arms) and gradients.ranks != replicas.size:
+            raise ValueError(
+                f"{caller}: gradients must be arms of the {replicas.size} ranks here, got {gradients!r} of "
+                f"{gradients.ranks}; give Arms and {caller} the same process_group"
+            )
+        arms = gradients.count if isinstance(gradients, Arms) else gradients
+        among = replicas.size if arms == "all" else 1 if arms == "none" else replicas.size // arms
         #: Whether ranks differ by more than what the optimizer makes of one gradient.
         self.own_gradients = among < replicas.size
         #: Ranks that have all values in common.
@@ -80,6 +82,7 @@ class FanOut:
         arms: how many different sets of values there are: one for each group of ranks that shares gradients.
         arm: this replica's.
         local_count: how many replicas this process holds; ``arm`` is the first one's.
+        ranks_per_arm: how many consecutive replicas are one arm.
         design: how levels are dealt.
         seed: of the deal.
         first_round: the number of the design's round that is dealt first.
@@ -92,6 +95,7 @@ class FanOut:
         arms: int,
         arm: int,
         local_count: int = 1,
+        ranks_per_arm: int = 1,
         design: Design,
         seed: int,
         first_round: int = 0,
@@ -102,7 +106,8 @@ class FanOut:
         self.seed = seed
         self.arms = arms
         self.arm = arm
-        self._local_count = local_count
+        #: Of every replica in this process.
+        self._own_arms = [arm + r // ranks_per_arm for r in range(local_count)]
         self._deal = DESIGNS[design]
         self._is_out = self._closed = False
         #: What is written into the optimizer's groups while it steps, and this replica's level of it.
@@ -129,7 +134,7 @@ class FanOut:
         own = [
             (axis, self._own(row))
             for axis, row in zip(self.axes, self.levels, strict=True)
-            if any(row[self.arm : self.arm + self._local_count])
+            if any(row[arm] for arm in self._own_arms)
         ]
         self.in_step = [(axis, level) for axis, level in own if axis.acts_in_step]
         self._throughout = [(axis, level) for axis, level in own if not axis.acts_in_step]
@@ -141,8 +146,8 @@ class FanOut:
         return [by_name[axis.name] for axis in axes]
 
     def _own(self, row: Sequence[float]) -> float | Tensor:
-        own = row[self.arm : self.arm + self._local_count]
-        return own[0] if self._local_count == 1 else torch.tensor(own, dtype=torch.float64)
+        own = [row[arm] for arm in self._own_arms]
+        return own[0] if len(own) == 1 else torch.tensor(own, dtype=torch.float64)
 
     @property
     def explores(self) -> bool:

@@ -10,17 +10,18 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public names cover all kinds
 
-from hdet.replicas import drop_gathered
+from hdet.replicas import Replicas, drop_gathered
 
 __all__ = ["forked", "random_state", "refresh_norms_", "trained_norms", "weights_alone"]
 
 
 @contextmanager
-def weights_alone(model: nn.Module, *, deployed: bool = False) -> Iterator[None]:
-    """Inside, only the weights decide the loss; flags and buffers are restored afterwards.
+def weights_alone(model: nn.Module, rows: Iterable[Tensor] = (), *, deployed: bool = False) -> Iterator[None]:
+    """Inside, only the weights decide the loss; flags, buffers and ``rows`` (buffers of several replicas,
+    which the model does not hold) are restored afterwards.
 
     Batch norm that is training uses the statistics of its batch or, ``deployed``, its running ones.
     """
@@ -30,6 +31,7 @@ def weights_alone(model: nn.Module, *, deployed: bool = False) -> Iterator[None]
         for module, _ in flags
         for name, buffer in module.named_buffers(recurse=False)
     ]
+    held = [(row, row.clone()) for row in rows]
     # The weights were moved in place, which neither autocast's cache of casts nor FSDP's gathered weights
     # notice. Nor may training find casts made in here: older torch makes them without a gradient.
     torch.clear_autocast_cache()
@@ -51,6 +53,8 @@ def weights_alone(model: nn.Module, *, deployed: bool = False) -> Iterator[None]
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)
             buffer.copy_(before)
+        for row, before in held:
+            row.copy_(before)
         for module, training in flags:
             module.training = training
 
@@ -94,23 +98,33 @@ def trained_norms(model: nn.Module) -> list[_BatchNorm]:
 
 @torch.no_grad()
 def refresh_norms_(
-    model: nn.Module, run: Callable[[Any], object], batches: Iterable[Any], norms: Sequence[_BatchNorm]
+    model: nn.Module,
+    run: Callable[[Any], object],
+    batches: Iterable[Any],
+    norms: Sequence[_BatchNorm],
+    replicas: Replicas | None = None,
 ) -> None:
     """Recompute the statistics of ``norms`` from these batches alone, with dropout off. All other modules
-    and all training flags stay as they are."""
+    and all training flags stay as they are. Of several replicas in this process, each has its own."""
     if not norms:
         return
     flags = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
+    rows_of = replicas.buffers_of if replicas is not None and replicas.local_count > 1 else None
     drop_gathered(model)
     try:
         for module, _ in flags:
             module.training = False
         for norm in norms:
             norm.training = True
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain mean over the batches
-        for batch in batches:
+            if rows_of:
+                for name, row in rows_of(norm).items():
+                    row.fill_(1 if name == "running_var" else 0)
+            else:
+                norm.reset_running_stats()
+        for k, batch in enumerate(batches):
+            for norm in norms:  # a plain mean over the batches; for None rows would have to read a counter
+                norm.momentum = 1 / (k + 1) if rows_of else None
             run(batch)
     finally:
         drop_gathered(model)

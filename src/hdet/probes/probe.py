@@ -19,12 +19,14 @@ from torch.nn.modules.batchnorm import _BatchNorm  # no public name covers all o
 from hdet.probes.batch_contents import announced_size, count_samples, not_among
 from hdet.probes.isolation import forked, random_state, refresh_norms_, trained_norms, weights_alone
 from hdet.probes.set_aside import is_map_style, split_iterable, split_loader
+from hdet.replicas import Replicas, SoloReplica
 
 __all__ = ["Probe"]
 
 logger = logging.getLogger("hdet")
 
 _END = object()
+_ALONE = SoloReplica()
 
 
 class Probe:
@@ -214,24 +216,26 @@ class Probe:
         (:meth:`halves`) get a name by ``of``, under which they have the same one for the whole run. A loss
         that is not finite is returned as it is.
         """
-        return [loss for (loss,) in self.losses_of_each(batches, 1, of=of)]
+        return [loss for (loss,) in self.losses_of_each(batches, _ALONE, of=of)]
 
     def losses_of_each(
-        self, batches: Iterable[Any], replicas: int, *, of: str | None = None
+        self, batches: Iterable[Any], replicas: Replicas, *, of: str | None = None
     ) -> list[list[float]]:
-        """As :meth:`losses`, where ``loss_fn`` returns the losses of several replicas at once."""
+        """As :meth:`losses`, of every replica in this process; of several, ``loss_fn`` returns all."""
+        several = replicas.local_count
+        rows = replicas.buffers_of(self.model).values() if several > 1 else ()
         values: list[Tensor | float] = []
         self.measuring = True
         try:
-            with torch.no_grad(), weights_alone(self.model), forked(self.model) as reseed:
+            with torch.no_grad(), weights_alone(self.model, rows), forked(self.model) as reseed:
                 for k, batch in enumerate(batches):
                     reseed("losses", self._seed, self._draws if of is None else of, k)
                     loss = self._loss_fn(batch)
-                    if isinstance(loss, Tensor) and loss.numel() == replicas and not loss.is_complex():
+                    if isinstance(loss, Tensor) and loss.numel() == several and not loss.is_complex():
                         # A copy, because the next batch overwrites the static output of a CUDA graph.
-                        values.append(loss.detach().reshape(replicas).clone())
+                        values.append(loss.detach().reshape(several).clone())
                     else:
-                        values.append(_as_number(loss, replicas))
+                        values.append(_as_number(loss, several))
                 tensors = [value for value in values if isinstance(value, Tensor)]
                 same_device = [tensor.to(tensors[0].device) for tensor in tensors]
                 read = iter(torch.stack(same_device).tolist() if tensors else ())
@@ -244,13 +248,18 @@ class Probe:
         """Whether the model has batch norm whose running statistics training updates."""
         return bool(trained_norms(self.model))
 
-    def refresh_norms_(self, batches: Iterable[Any], norms: Sequence[nn.Module] | None = None) -> None:
+    def refresh_norms_(
+        self,
+        batches: Iterable[Any],
+        norms: Sequence[nn.Module] | None = None,
+        replicas: Replicas | None = None,
+    ) -> None:
         """Recompute the running statistics of batch norm from these batches at the current weights: of
         ``norms``, or of all that are training."""
         chosen = trained_norms(self.model) if norms is None else norms
         with random_state(self.model, "norms", self._seed):
             only = [norm for norm in chosen if isinstance(norm, _BatchNorm)]
-            refresh_norms_(self.model, self._loss_fn, batches, only)
+            refresh_norms_(self.model, self._loss_fn, batches, only, replicas)
 
     def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
         """As :meth:`losses`, with batch norm in evaluation mode, as the weights would be deployed.
@@ -258,11 +267,19 @@ class Probe:
         ``refresh`` computes the statistics from these batches, for weights that training has never used;
         otherwise the model's own are used. They are restored afterwards.
         """
+        each = self.deployed_losses_of_each(batches, _ALONE, refresh=refresh, of=of)
+        return [loss for (loss,) in each]
+
+    def deployed_losses_of_each(
+        self, batches: Sequence[Any], replicas: Replicas, *, refresh: bool, of: str
+    ) -> list[list[float]]:
+        """As :meth:`deployed_losses`, of every replica in this process, each with statistics of its own."""
         norms = trained_norms(self.model)
-        with weights_alone(self.model, deployed=True):
+        rows = replicas.buffers_of(self.model).values() if replicas.local_count > 1 else ()
+        with weights_alone(self.model, rows, deployed=True):
             if refresh:
-                self.refresh_norms_(batches, norms)
-            return self.losses(batches, of=of)
+                self.refresh_norms_(batches, norms, replicas)
+            return self.losses_of_each(batches, replicas, of=of)
 
     def state_dict(self, rank: int = 0) -> dict[str, int]:
         """How many batches were drawn, at which of them the current pass over an iterable began, and the seed

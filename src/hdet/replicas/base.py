@@ -41,8 +41,8 @@ class Replicas(ABC):
     rank_in_replica: int = 0
     #: Whether a state can be loaded with another number of ranks per replica; else only by the same rank.
     can_reshard: bool = True
-    #: Who shares gradients, where the replicas themselves see to it.
-    gradients: Literal["all", "none"] | None = None
+    #: Who shares gradients, where the replicas themselves see to it; a number is that of arms.
+    gradients: Literal["all", "none"] | int | None = None
 
     @property
     def world_size(self) -> int:
@@ -111,9 +111,13 @@ class Replicas(ABC):
     def about_to(self, doing: str) -> None:  # noqa: B027 — only processes wait
         """Name what this rank does next with the others, for the error if they do not join in."""
 
-    def buffers_of(self, model: nn.Module | None) -> list[Tensor]:
-        """The replicas' buffers."""
-        return [] if model is None else list(model.buffers())
+    def buffers_of(self, model: nn.Module | None) -> dict[str, Tensor]:
+        """The replicas' buffers by name, of the model or of a module in it."""
+        return {} if model is None else dict(model.named_buffers())
+
+    def parts_of(self, parameter: Tensor) -> list[Tensor]:
+        """One replica's own parameters that a trained tensor consists of, as the model has them."""
+        return [parameter]
 
     def rows_of(self, tensor: Tensor) -> list[Tensor]:
         """A tensor of every replica that this process holds."""

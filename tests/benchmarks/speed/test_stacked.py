@@ -82,6 +82,12 @@ def test_a_quick_measurement_of_both_ways() -> None:
         assert 0 < low <= row["step_ms"] <= high
         # Eight samples a replica.
         assert row["samples_per_second"] == pytest.approx(2 * 8 * 1e3 / row["step_ms"], rel=1e-3)
+    assert [search["batch_norm"] for search in result["searches"]] == [False, True]
+    for search in result["searches"]:
+        assert search["ratio"] == pytest.approx(search["search_ms"] / search["plain_ms"], rel=2e-3)
+        assert search["met"] == (search["ratio"] <= 1.5)
+    assert stacked.markdown(result).endswith("**.")
+    assert stacked.table(result).row_count == len(result["rows"]) + len(result["goals"]) + 2
     goals = list(result["goals"].values())
     ratios = list(stacked._ratios(result["rows"], 2).values())
     assert [goal["measured"] for goal in goals] == [pytest.approx(ratio, rel=2e-3) for ratio in ratios]

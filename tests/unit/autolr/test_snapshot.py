@@ -137,6 +137,22 @@ def test_it_is_restored_in_place_and_taken_without_new_memory() -> None:
     assert kept == {key: tensor.data_ptr() for key, tensor in snapshot._copies.tensors.items()}
 
 
+def test_rows_return_to_their_own_statistics() -> None:
+    """Those that the model itself holds are not the replicas'."""
+    model, optimizer = build("adamw")
+    replicas = hdet.StackedReplicas(model, optimizer, 2, gradients="none")
+    snapshot = Snapshot(replicas.optimizer, model, offload=False, replicas=replicas)
+    snapshot.take()
+    then = replicas.state_dict()
+    for step in range(3):
+        replicas.backward(replicas.losses(loss_of, batch(step)))
+        replicas.optimizer.step()
+    now = replicas.state_dict()["layers.1.running_mean"]
+    assert not torch.allclose(now[0], now[1])
+    snapshot.restore()
+    assert_same(replicas.state_dict(), then)
+
+
 def test_memory_is_one_copy_of_each() -> None:
     model, optimizer = build("adamw")
     train_step(model, optimizer, 0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hdet
 from hdet.probes.isolation import refresh_norms_, trained_norms
 
 BATCHES = list(torch.randn(5, 8, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1)
@@ -33,6 +34,24 @@ def test_statistics_are_those_of_the_batches_alone(
     refresh_norms_(norm, norm, BATCHES, trained_norms(norm))
     assert_statistics(norm, BATCHES)
     assert norm.momentum == momentum
+
+
+def test_each_row_has_the_statistics_of_its_own_batches_and_the_model_none() -> None:
+    norm = nn.BatchNorm1d(4)
+    optimizer = torch.optim.SGD(norm.parameters(), lr=0.1)
+    replicas = hdet.StackedReplicas(norm, optimizer, 2, gradients="none")
+
+    def run(batch: Tensor) -> Tensor:
+        return replicas.losses(lambda model, x: model(x).sum(), batch)
+
+    run(BATCHES[0] * 100)
+    refresh_norms_(norm, run, BATCHES, trained_norms(norm), replicas)
+    assert norm.momentum == 0.1
+    assert norm.num_batches_tracked == 0, "the model's own are not the replicas'"
+    for r, half in enumerate((slice(0, 4), slice(4, 8))):
+        replicas.write_(r)
+        assert_statistics(norm, [x[half] for x in BATCHES])
+        assert norm.num_batches_tracked == len(BATCHES)
 
 
 def test_a_norm_behind_another_sees_what_the_first_makes_of_each_batch() -> None:

@@ -158,16 +158,33 @@ def test_auto_lr_follows_the_mean_of_rows() -> None:
     assert handed.loss < 0.75
 
 
-def test_batch_norm_on_rows_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 3))
+def test_rows_with_batch_norm_are_handed_over_with_statistics_that_fit() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3))
     replicas = hdet.StackedReplicas(model, torch.optim.AdamW(model.parameters()), SIZE, gradients="none")
+
+    def of(net: nn.Module, part: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(net(part[0]), part[1])
+
     probe = hdet.Probe(
-        lambda pair: replicas.losses(lambda m, b: m(b[0]).mean(), pair), [batch(0)] * 8, model=model
+        lambda pair: replicas.losses(of, pair), [batch(10_000 + k) for k in range(8)], model=model
     )
-    with pytest.raises(
-        TypeError, match="no running statistics to be chosen with, got a model with batch norm"
-    ):
-        hdet.AutoTune(replicas.optimizer, [hdet.Dropout(model)], probe=probe, total_steps=100)
+    tune = hdet.AutoTune(replicas.optimizer, [hdet.Dropout(model)], probe=probe, total_steps=120)
+    for step in range(120):
+        before = replicas.state_dict()["1.num_batches_tracked"]
+        replicas.backward(replicas.losses(of, batch(step)))
+        replicas.optimizer.step()
+        replicas.optimizer.zero_grad()
+        tune.step()
+        now = replicas.state_dict()["1.num_batches_tracked"]
+        assert torch.equal(now, before + 1), "what a probe measures leaves no statistics behind"
+    handed = tune.finish_()
+    assert handed is not None
+    model.eval()
+    with torch.no_grad():
+        held_out = torch.stack([of(model, batch(10_000 + k)) for k in range(4, 8)]).mean().item()
+    assert held_out == pytest.approx(handed.estimate, abs=0.02)
+    assert held_out < 0.75
 
 
 # ---------------------------------------------------------------------- one alone

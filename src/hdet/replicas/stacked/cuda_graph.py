@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class CapturedPass:
     kind of autocast and each value of ``prepare()``; the latest sixteen are kept.
 
     Args:
-        run: from a batch to the losses and the gradient of each matrix.
+        run: from a batch to the losses and the gradient of each matrix, or none under ``torch.no_grad``.
         prepare: called before every pass; returns what else the host decides by.
         matrices: what the gradients are of.
         buffers: what a pass writes to.
@@ -64,8 +65,10 @@ class CapturedPass:
         if flat.tensors:
             torch._foreach_copy_(recording.inputs, flat.tensors)  # no public name: see replicas/averaging.py
         recording.graph.replay()
-        for matrix, before, gradient in zip(self._matrices, kept, recording.gradients, strict=True):
-            matrix.grad = gradient if before is None else before.add_(gradient)
+        for matrix, before, gradient in zip_longest(self._matrices, kept, recording.gradients):
+            if before is not None and gradient is not None:
+                before.add_(gradient)
+            matrix.grad = gradient if before is None else before
         return recording.losses.clone()
 
     def _recording(self, flat: FlatBatch, modes: Hashable) -> _Recording:
@@ -107,4 +110,4 @@ def _key(flat: FlatBatch, modes: Hashable) -> Hashable:
     """What the host decides by: passes with the same key are one recording."""
     shapes = tuple((tensor.shape, tensor.dtype) for tensor in flat.tensors)
     autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
-    return flat.form, shapes, modes, autocast
+    return flat.form, shapes, modes, autocast, torch.is_grad_enabled()

@@ -57,7 +57,7 @@ class StackedOptimizer(Optimizer):
         defaults: of the optimizer that it replaces.
         rule: what one matrix does in a step.
         replicas: whose rows these are.
-        shares_gradients: whether all replicas step by the mean of their gradients.
+        arms: consecutive rows of so many arms of equal size step by the mean of their arm's gradients.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class StackedOptimizer(Optimizer):
         rule: Callable[[Tensor, Tensor, State, Group], None],
         replicas: Replicas,
         *,
-        shares_gradients: bool,
+        arms: int,
     ) -> None:
         super().__init__(groups, defaults)
         self._rule = rule
-        self._shares_gradients = shares_gradients
+        self._arms = arms
         self._arrivals = _Arrivals()
         #: Functions that are given the optimizer alone find the replicas by it.
         self.replicas = replicas
@@ -111,9 +111,10 @@ class StackedOptimizer(Optimizer):
 
     @torch.no_grad()
     def share_(self, gradient: Tensor) -> Tensor:
-        """In place, what every replica steps by: the mean of their gradients, or its own."""
-        if self._shares_gradients:
-            gradient.copy_(gradient.mean(0, keepdim=True).expand_as(gradient))
+        """In place, what every replica steps by: the mean of its arm's gradients."""
+        if self._arms < len(gradient):
+            by_arm = gradient.view(self._arms, -1, gradient.shape[1])
+            by_arm.copy_(by_arm.mean(1, keepdim=True).expand_as(by_arm))
         return gradient
 
     def add_param_group(self, param_group: Group) -> None:
@@ -140,7 +141,7 @@ class StackedOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own keeps groups and state alone; a copy has to step as well.
-        own = ("_rule", "_shares_gradients", "_arrivals", "replicas")
+        own = ("_rule", "_arms", "_arrivals", "replicas")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase  # no public name covers all kinds
 from torch.optim import Optimizer
 
 from hdet.replicas.averaging import differing_values, distinct_tensors, floating_and_integer
@@ -59,7 +60,8 @@ class StackedReplicas(Replicas):
             taken over, and its own ``step`` raises from then on.
         size: N ≥ 2.
         gradients: ``"all"`` replicas step by the mean of their gradients, as under DistributedDataParallel;
-            with ``"none"`` each by its own.
+            with ``"none"`` each by its own; a number is that of arms, consecutive replicas of which share
+            theirs and have all values in common: 4 of 8 replicas are four pairs.
 
     Every replica has dropout masks and BatchNorm statistics of its own. A parameter that a loss does not
     reach has a gradient of 0, not none: Adam's moments and weight decay continue. The gradients are not the
@@ -89,14 +91,15 @@ class StackedReplicas(Replicas):
         optimizer: Optimizer,
         size: int,
         *,
-        gradients: Literal["all", "none"] = "all",
+        gradients: Literal["all", "none"] | int = "all",
     ) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 2:
             raise ValueError(f"StackedReplicas: size (N) must be an integer of at least 2, got {size!r}")
-        if gradients not in ("all", "none"):
+        arms = 1 if gradients == "all" else size if gradients == "none" else gradients
+        if isinstance(arms, bool) or not isinstance(arms, int) or arms < 1 or size % arms:
             raise ValueError(
-                f"StackedReplicas: gradients must be 'all' or 'none', got {gradients!r}; for arms use one "
-                "process per replica"
+                "StackedReplicas: gradients must be 'all', 'none' or a number of arms that divides the "
+                f"{size} replicas, got {gradients!r}"
             )
         check_model(model)
         self.size = self.local_count = size
@@ -113,9 +116,7 @@ class StackedReplicas(Replicas):
         check_parameters([p for g in optimizer.param_groups for p in g["params"] if p.requires_grad], names)
         self._parameters, groups, states = stack_groups(optimizer, names, size)
         #: Steps all replicas; give this one to a scheduler.
-        self.optimizer = StackedOptimizer(
-            groups, optimizer.defaults, rule, self, shares_gradients=gradients == "all"
-        )
+        self.optimizer = StackedOptimizer(groups, optimizer.defaults, rule, self, arms=arms)
         self.optimizer.state.update(states)
         self._attributes = Attributes(size, self.optimizer.matrices)
         optimizer.register_step_pre_hook(refuse_step)
@@ -159,7 +160,7 @@ class StackedReplicas(Replicas):
         return result
 
     def backward(self, losses: Tensor) -> None:
-        """The gradient of each replica's own loss; with ``gradients="all"`` the mean of them, for all.
+        """The gradient of each replica's own loss; of replicas that share them, their mean.
 
         A backward pass of your own does the same: of the sum of the losses, not the mean, as in
         ``scaler.scale(losses.sum()).backward()``. A step that a ``GradScaler`` skips, all replicas skip, also
@@ -176,7 +177,7 @@ class StackedReplicas(Replicas):
 
     def capture(self, loss_fn: LossFn) -> Callable[[Any], Tensor]:
         """:meth:`losses` and :meth:`backward` in one call, which a GPU replays from a recording; on a CPU
-        nothing is recorded.
+        nothing is recorded. Under ``torch.no_grad`` it is :meth:`losses` alone, so a probe can take it, too.
 
         Where a model is small, the host takes most of the time, and this is several times as fast. A replay
         reads what replicas explore; other numbers that ``loss_fn`` reads stay as recorded, and whether the
@@ -185,6 +186,7 @@ class StackedReplicas(Replicas):
         Example::
 
             compute = replicas.capture(loss_fn)
+            probe = hdet.Probe(compute, held_out, model=model)
             for batch in loader:
                 losses = compute(batch)
                 replicas.optimizer.step()
@@ -193,11 +195,14 @@ class StackedReplicas(Replicas):
 
         def plain(batch: Any) -> Tensor:
             losses = self.losses(loss_fn, batch)
-            self.backward(losses)
+            if torch.is_grad_enabled():
+                self.backward(losses)
             return losses.detach()
 
         def run(batch: Any) -> tuple[Tensor, list[Tensor]]:
             losses = self.losses(loss_fn, batch)
+            if not torch.is_grad_enabled():
+                return losses, []
             with explained("StackedReplicas.backward", self._model):
                 # A group that the loss does not reach has a gradient of 0, as a parameter within a group has.
                 gradients = torch.autograd.grad(losses.sum(), matrices, materialize_grads=True)
@@ -281,9 +286,12 @@ class StackedReplicas(Replicas):
             rows.copy_(state[name])
 
     @property
-    def modes(self) -> tuple[int, ...]:
-        """The training flags of all modules, and how many numbers the replicas may differ in."""
-        return (*(module.training for module in self._model.modules()), len(self._attributes))
+    def modes(self) -> tuple[float | None, ...]:
+        """The training flags and momenta of all modules, and how many numbers the replicas may differ in."""
+        modules = list(self._model.modules())
+        # A refresh of running statistics writes the momentum of norms.
+        momenta = (module.momentum for module in modules if isinstance(module, _NormBase))
+        return (*(module.training for module in modules), *momenta, len(self._attributes))
 
     # ------------------------------------------------------------------ the protocol of Replicas
 
@@ -294,8 +302,10 @@ class StackedReplicas(Replicas):
         ]
         return [list(values) for values in zip(*columns, strict=True)] if columns else [[]] * self.size
 
-    def buffers_of(self, model: nn.Module | None) -> list[Tensor]:
-        return list(self._buffers.values())
+    def buffers_of(self, model: nn.Module | None) -> dict[str, Tensor]:
+        name = next((name for name, module in self._model.named_modules() if module is model), "")
+        start = f"{name}." if name else ""
+        return {key.removeprefix(start): b for key, b in self._buffers.items() if key.startswith(start)}
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         floating, integer = floating_and_integer(buffers)
@@ -316,6 +326,9 @@ class StackedReplicas(Replicas):
             return differing_values(differing)
 
         return converge
+
+    def parts_of(self, parameter: Tensor) -> list[Tensor]:
+        return [one.rows[0] for one in self._parameters if one.matrix is parameter]
 
     def rows_of(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.unbind(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -126,9 +127,25 @@ def test_a_size_that_is_no_number_of_replicas(size: Any) -> None:
         stack(mlp(), size)
 
 
-def test_arms_need_processes() -> None:
-    with pytest.raises(ValueError, match="'all' or 'none', got 'some'; for arms use one process"):
-        stack(mlp(), gradients="some")
+@pytest.mark.parametrize("gradients", ["some", 3, 0, True, None, [2]])
+def test_gradients_that_are_no_way_to_share(gradients: Any) -> None:
+    match = re.escape(f"a number of arms that divides the 4 replicas, got {gradients!r}")
+    with pytest.raises(ValueError, match=match):
+        stack(mlp(), gradients=gradients)
+
+
+def test_arms_that_an_ensemble_does_not_know_of() -> None:
+    replicas = stack(mlp(), gradients=2)
+    with pytest.raises(ValueError, match="must be what the replicas were stacked with, 2, got 'all'"):
+        hdet.Ensemble(replicas.optimizer)
+    with pytest.raises(ValueError, match="must be what the replicas were stacked with, 2, got 4"):
+        hdet.Ensemble(replicas.optimizer, gradients=4)
+    model = mlp()
+    with pytest.raises(ValueError, match=r"must be 'all', 'none' or an hdet\.Arms, got 2"):
+        hdet.Ensemble(SGD(model.parameters()), gradients=2)
+
+
+def test_what_is_no_model() -> None:
     with pytest.raises(TypeError, match=r"must be a torch nn.Module, got int"):
         hdet.StackedReplicas(3, SGD(mlp().parameters()), 2)  # type: ignore[arg-type]
 

@@ -79,6 +79,47 @@ def test_gradients_are_added_to_those_there(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_without_gradients_it_is_the_losses_and_gradients_there_stay(device: str) -> None:
+    plain, captured = replicas_on(device), replicas_on(device)
+    one, other = batches(device, 2)
+    compute = captured.capture(loss_fn)
+    compute(one)
+    plain.backward(plain.losses(loss_fn, one))
+    captured._model.norm.momentum = plain._model.norm.momentum = 0.5
+    for _ in range(2):  # recorded, then replayed
+        with torch.no_grad():
+            torch.testing.assert_close(compute(other), plain.losses(loss_fn, other))
+    for a, b in zip(plain.optimizer.matrices, captured.optimizer.matrices, strict=True):
+        torch.testing.assert_close(b.grad, a.grad)
+    for name, rows in plain.state_dict().items():
+        torch.testing.assert_close(captured.state_dict()[name], rows, msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_search_whose_probe_is_captured_is_the_same(device: str) -> None:
+    """With batch norm: its statistics are recomputed by a momentum that the host writes."""
+    found = []
+    for is_captured in (False, True):
+        replicas = replicas_on(device, gradients="none")
+        compute = replicas.capture(loss_fn)
+        held_out = list(batches(device, 8))
+        loss_of = compute if is_captured else lambda batch, of=replicas: of.losses(loss_fn, batch)
+        probe = hdet.Probe(loss_of, held_out, model=replicas._model)
+        tune = hdet.AutoTune(replicas.optimizer, [hdet.WeightDecay()], probe=probe, total_steps=60)
+        for batch in list(batches(device, 60)):
+            replicas.backward(replicas.losses(loss_fn, batch))
+            replicas.optimizer.step()
+            replicas.optimizer.zero_grad()
+            tune.step()
+        best = tune.finish_()
+        assert best is not None
+        found.append(best)
+    plain, captured = found
+    assert (captured.step, captured.kind) == (plain.step, plain.kind)
+    assert captured.estimate == pytest.approx(plain.estimate, rel=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_every_replay_draws_other_masks_and_every_mode_and_shape_is_its_own(device: str) -> None:
     replicas = replicas_on(device, dropout=0.5)
     compute = replicas.capture(loss_fn)

@@ -70,7 +70,7 @@ def test_write_takes_one_replica_or_the_mean() -> None:
     for x in batches(3):
         train(replicas, x)
     with torch.no_grad():
-        replicas.buffers_of(None)[2][1] = 9  # one replica has tracked more batches
+        replicas.buffers_of(None)["1.num_batches_tracked"][1] = 9  # one replica has tracked more batches
     state = replicas.state_dict()
     replicas.write_(2)
     for name, tensor in model.state_dict().items():
@@ -94,7 +94,7 @@ def test_integer_buffers_that_differ_are_reported() -> None:
         ensemble_lr_spread_ratio=0.2,
         model_sync_interval=1,
     )
-    replicas.buffers_of(None)[2][1] = 5
+    replicas.buffers_of(None)["1.num_batches_tracked"][1] = 5
     record = scheduler.step(train(replicas, batches(1)[0]))
     assert record is not None
     assert "1 integer buffer values differed: the maximum was taken" in record.events
@@ -107,7 +107,7 @@ def test_constants_among_the_buffers_survive_a_mean() -> None:
     model.register_buffer("least", least.clone())
     model.register_buffer("angles", angles.clone())
     replicas = stack(model, 3)
-    replicas.plan_mean([], replicas.buffers_of(None))()
+    replicas.plan_mean([], [*replicas.buffers_of(None).values()])()
     replicas.write_(1)
     assert torch.equal(model.get_buffer("least"), least)
     assert torch.equal(model.get_buffer("angles"), angles)
