@@ -29,8 +29,7 @@ def loss_of(net, rows):
 
 replicas = hdet.StackedReplicas(model, torch.optim.AdamW(model.parameters()), 8, gradients="none")
 tune = hdet.AutoTune(
-    replicas.optimizer,
-    [hdet.WeightDecay(), hdet.Dropout(model), hdet.LabelSmoothing(criterion)],
+    replicas.optimizer,  # explores weight decay, dropout and label smoothing: what it finds
     probe=hdet.Probe(lambda rows: replicas.losses(loss_of, rows), held_out.split(128), model=model),
 )
 while not tune.finished:
