@@ -195,5 +195,6 @@ def _check(explore: Sequence[Explorable] | str, regression: object) -> None:
 def _gradients_of(model: nn.Module | None, replicas: Replicas) -> Gradients:
     if replicas.gradients is not None:
         return replicas.gradients
-    shared = isinstance(model, nn.parallel.DistributedDataParallel)
+    # Within no_sync, DDP leaves each process the gradient that it has.
+    shared = isinstance(model, nn.parallel.DistributedDataParallel) and model.require_backward_grad_sync
     return "all" if replicas.size == 1 or shared else "none"
