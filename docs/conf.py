@@ -25,7 +25,8 @@ python_use_unqualified_type_names = python_display_short_literal_types = True
 maximum_signature_line_length, add_module_names = 80, False
 # What others document, and what no page names: shown as it is written.
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|collections|os|pathlib|accelerate)\..*|Tensor|hdet\.(?!integrations)[a-z_]+\..*")
+    ("py:.*", r"(torch|collections|contextlib|os|pathlib|accelerate)\..*|Tensor"),
+    ("py:.*", r"hdet\.(?!integrations)[a-z_]+\..*"),
 ]
 
 ROOT = Path(__file__).parents[1]

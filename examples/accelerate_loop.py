@@ -32,7 +32,7 @@ def train(folder: Path, first: int, last: int) -> float:
 
     probe, loader = hdet.Probe.set_aside(loss_of, loader, model=model)  # before accelerator.prepare
     wrapped, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
-    auto = prepare(accelerator, hdet.AutoLR(optimizer, total_steps=STEPS, probe=probe))
+    auto = prepare(accelerator, optimizer, total_steps=STEPS, probe=probe)
     if first:
         accelerator.load_state(str(folder))
     done = first

@@ -30,8 +30,7 @@ def loss_of(net, rows):
 replicas = hdet.StackedReplicas(model, torch.optim.AdamW(model.parameters()), 8, gradients="none")
 compute = replicas.capture(loss_of)  # losses and gradients of all; a GPU replays them from a recording
 tune = hdet.AutoTune(
-    replicas.optimizer,
-    [hdet.WeightDecay(), hdet.Dropout(model), hdet.LabelSmoothing(criterion)],
+    replicas.optimizer,  # explores weight decay, dropout and label smoothing: what it finds
     probe=hdet.Probe(compute, held_out.split(128), model=model),
 )
 while not tune.finished:

@@ -14,6 +14,7 @@ __all__ = ["ARGUMENTS", "MOVED", "NAMES", "refuse_name", "refuse_removed"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NO_OUTER = "use the plain mean, Ensemble(gradients='none'): the outer step's defaults ended above it"
+_METHOD = "use method='autolr', 'autotune', 'published' or a callable"
 _NO_WIRE = "leave it out, weights travel in float32; where a link is slow, raise sync_every"
 
 #: Names of the package ``hdet``: the version that removed them, and what to do instead.
@@ -77,11 +78,16 @@ ARGUMENTS: dict[str, dict[str, tuple[str, str]]] = {
         "wire": ("0.3.0", _NO_WIRE),
         "replicas": ("0.3.0", "give them as process_group="),
     },
+    "HDETCallback": {"build": ("0.3.0", _METHOD)},
+    "HDETTrainerMixin": {"hdet": ("0.3.0", _METHOD)},
     "Guard": {"snapshot": ("0.3.0", "use offload=False for a copy on the device, or leave it out")},
     "OneCycleAutoLR": {
         "wire": ("0.3.0", _NO_WIRE),
         "controller": ("0.3.0", "use hdet.AutoLR(optimizer, probe=probe, schedule=OneCycleLR(...))"),
         "probe": ("0.3.0", "use hdet.AutoLR(optimizer, probe=probe, schedule=OneCycleLR(...))"),
+    },
+    "prepare": {
+        "door": ("0.3.0", "give the optimizer, and a door of your own as method=lambda optimizer: door"),
     },
     "Search.state_dict": {"compact": ("0.3.0", "leave it out; a state holds all that a run goes on from")},
 }
@@ -107,7 +113,9 @@ def refuse_removed(function: F) -> F:
     """Decorate a public function or ``__init__``: a removed keyword raises TypeError with what to do instead,
     an unknown one with the name of the closest argument. The signature stays as it is."""
     caller = function.__qualname__.removesuffix(".__init__")
-    known = list(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    known = list(parameters)
+    passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +123,7 @@ def refuse_removed(function: F) -> F:
             if name in ARGUMENTS.get(caller, {}):
                 version, instead = ARGUMENTS[caller][name]
                 raise TypeError(f"{caller}: {name}= was removed in {version}: {instead}")
-            if name not in known:
+            if name not in known and not passes_on:
                 closest = difflib.get_close_matches(name, known)
                 hint = f". Did you mean {closest[0]!r}?" if closest else ""
                 raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.autolr.policy import Horizon
@@ -296,3 +299,54 @@ def test_arms_of_several_ranks_are_one_replica_each(ranks: LocalProcesses) -> No
         assert torch.equal(weights, first[1])
     assert all(len(values) == 2 for values in first[2])
     assert any(len(set(values)) == 2 for values in first[2])
+
+
+# ---------------------------------------------------------------------- explore="auto"
+
+
+def explored(rank: int, wrapped: bool, shares: bool) -> dict[str, Any]:
+    """A few steps in which each rank trains by itself, or in DDP, which may be within no_sync."""
+    torch.manual_seed(0)
+    model: nn.Module = classifier.Classifier()
+    model = DistributedDataParallel(model) if wrapped else model
+    unshared = model.no_sync() if wrapped and not shares else nullcontext()  # type: ignore[operator]
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
+
+    def loss(batch: Any) -> Tensor:
+        found: Tensor = criterion(model(batch[0]), batch[1])
+        return found
+
+    probe = hdet.Probe(loss, [classifier.batch(9, step) for step in range(8)], model=model)
+    log = logging.getLogger("hdet")
+    log.setLevel(logging.INFO)
+    own: list[float] = []
+    with unshared, classifier.listening() as heard:
+        tune = hdet.AutoTune(optimizer, probe=probe, total_steps=40)
+        optimizer.register_step_pre_hook(lambda *_: own.append(optimizer.param_groups[0]["weight_decay"]))
+        for step in range(12):
+            loss(classifier.batch(rank, step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tune.step()
+    log.setLevel(logging.NOTSET)
+    return {"own": own, "values": tune.values, "said": [line for line in heard if "explores" in line]}
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "shares", "why"),
+    [
+        (False, False, "2 replicas tell 1 apart"),
+        (True, False, "2 replicas tell 1 apart"),
+        (True, True, "through the gradient"),
+    ],
+)
+def test_two_ranks_explore_one_and_say_what_is_left_out(
+    ranks: LocalProcesses, wrapped: bool, shares: bool, why: str
+) -> None:
+    a, b = ranks.run(explored, wrapped, shares, size=2)
+    assert set(a["values"]) == set(b["values"]) == {"lr/0", "weight_decay"}
+    assert a["own"][0] != b["own"][0], "each trains at its own"
+    (line,) = a["said"]
+    assert b["said"] == []
+    assert line.startswith("AutoTune: explores weight_decay from 0.01; left out: dropout (")
+    assert line.count(why) == 2

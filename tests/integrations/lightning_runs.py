@@ -64,6 +64,32 @@ class Regression(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
+class Manual(Regression):
+    """One optimizer, or one for each layer; with ``alternate`` they take turns, as a GAN's do."""
+
+    automatic_optimization = False
+
+    def __init__(self, optimizers: int = 1, *, alternate: bool = False) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.count, self.alternate = optimizers, alternate
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizers = self.optimizers() if self.count > 1 else [self.optimizers()]
+        loss = self.loss_of(batch)
+        self.manual_backward(loss)
+        for i, optimizer in enumerate(optimizers):
+            if not self.alternate or batch_idx % self.count == i:
+                optimizer.step()
+                optimizer.zero_grad()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        if self.count == 1:
+            return super().configure_optimizers()
+        return [torch.optim.AdamW(self.net[i].parameters(), lr=1e-2) for i in (0, 2)]
+
+
 def flat(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).clone()
 

@@ -6,6 +6,7 @@ Nothing is imported from a framework before it is needed: pytest collects withou
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import hdet
+from tests.distributed.classifier import listening
 
 VOCABULARY, LENGTH = 32, 16
 SAMPLES = 520
@@ -92,6 +94,59 @@ def digest(of: nn.Module) -> str:
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         found.update(whole.detach().numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def flat(of: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in of.parameters()]).clone()
+
+
+class Watched:
+    """What a rank had in every step of a run, and what hdet said on it."""
+
+    def __init__(self) -> None:
+        self.gradients: list[torch.Tensor] = []
+        self.decays: list[float] = []
+        self.weights: list[torch.Tensor] = []
+        self.heard: list[str] = []
+
+    def before(self, model: nn.Module, optimizer: Any) -> None:
+        """Called within the optimizer's step, where groups hold the replica's own values."""
+        self.gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
+        self.decays.append(optimizer.param_groups[0]["weight_decay"])
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        log = logging.getLogger("hdet")
+        log.setLevel(logging.INFO)
+        try:
+            with listening() as self.heard:
+                yield
+        finally:
+            log.setLevel(logging.NOTSET)
+
+    def told(self, door: Any, model: nn.Module) -> dict[str, Any]:
+        synced = [record.step for record in door.history]
+        return {**vars(self), "synced": synced, "values": door.values, "end": flat(model)}
+
+
+def assert_tuned_apart(first: dict[str, Any], second: dict[str, Any], caller: str) -> None:
+    """Two ranks of ``method="autotune"``: each has its own gradients and values, one model at every sync."""
+    assert first["synced"] == second["synced"]
+    assert len(first["synced"]) >= 4
+    for step, (mine, theirs) in enumerate(zip(first["weights"], second["weights"], strict=True), start=1):
+        assert torch.equal(mine, theirs) == (step in first["synced"]), step
+    for mine, theirs in zip(first["gradients"], second["gradients"], strict=True):
+        assert not torch.equal(mine, theirs), "nobody averages gradients"
+    assert torch.equal(first["end"], second["end"])
+    assert "weight_decay" in first["values"]
+    assert first["decays"][0] != second["decays"][0]
+    told = [line for line in first["heard"] if "gradients of its own" in line]
+    assert told == [
+        f"{caller}: method='autotune': each of 2 processes trains on gradients of its own, which DDP does "
+        "not average; hdet averages the weights at the end of every window"
+    ]
+    assert any("AutoTune: explores weight_decay" in line for line in first["heard"])
+    assert not any("gradients of its own" in line for line in second["heard"])
 
 
 @contextmanager

@@ -62,8 +62,12 @@ def train(rank: int, size: int, folder: Path, kind: str, run: dict[str, Any]) ->
         loader = DataLoader(TensorDataset(*samples(size)), batch_size=BATCH)
         made = accelerator.prepare(model, llama.optimizer(model), loader)
         wrapped, optimizer, loader = made
-        door = door_of(kind, wrapped, optimizer, odd["steps"], folder / odd["history"], **odd["door"])
-        auto = prepare(accelerator, door)
+        history = folder / odd["history"]
+
+        def build(optimizer: Any) -> Any:
+            return door_of(kind, wrapped, optimizer, odd["steps"], history, **odd["door"])
+
+        auto = prepare(accelerator, optimizer, build)
         if odd["resume"]:
             accelerator.load_state(str(folder / f"at-{odd['resume']}"))
         counted, lrs, losses = odd["resume"], [], []
@@ -226,7 +230,69 @@ def test_a_step_that_was_skipped_does_not_count(ranks: LocalProcesses, tmp_path:
         assert told == pytest.approx([sum(taken[i : i + 6]) / 6 for i in range(0, 18, 6)], rel=1e-6)
 
 
+# ---------------------------------------------------------------------- by name
+
+
+def by_name(rank: int, size: int, method: Any, wraps: bool = True) -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    from hdet.integrations.accelerate import prepare
+
+    watched = llama.Watched()
+    with llama.launched(rank, size), watched.listening():
+        accelerator = Accelerator(cpu=True)
+        model = net()
+        loader = DataLoader(TensorDataset(*samples(size)), batch_size=BATCH)
+        wrapped, optimizer = accelerator.prepare(model, llama.optimizer(model))
+        probe = None
+        if method == "autotune":
+            known = wrapped if wraps else model
+            probe, loader = hdet.Probe.set_aside(partial(loss_of, wrapped), loader, model=known)
+        loader = accelerator.prepare(loader)
+        auto = prepare(accelerator, optimizer, method, total_steps=60, probe=probe)
+        optimizer.optimizer.register_step_pre_hook(lambda *_: watched.before(model, optimizer))
+        while auto.steps < 60:
+            for batch in loader:
+                with accelerator.accumulate(wrapped):
+                    loss = loss_of(wrapped, batch)
+                    accelerator.backward(loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    auto.step(loss)
+                watched.weights.append(llama.flat(model))
+                if auto.steps == 60:
+                    break
+        auto.converge()
+        return watched.told(auto.door, model)
+
+
+def test_autotune_trains_on_gradients_of_their_own(ranks: LocalProcesses) -> None:
+    results = ranks.run(by_name, 2, "autotune", size=2)
+    llama.assert_tuned_apart(*results, "hdet.integrations.accelerate.prepare")
+
+
+def by_hand(optimizer: Any, total_steps: int, model: Any) -> hdet.OneCycleAutoLR:
+    return hdet.OneCycleAutoLR(optimizer, max_lr=1e-3, total_steps=total_steps, model=model)
+
+
+def test_published_is_the_scheduler_by_hand(ranks: LocalProcesses) -> None:
+    named, built = (ranks.run(by_name, 2, method, size=2) for method in ("published", by_hand))
+    for ours, theirs in zip(named, built, strict=True):
+        assert torch.equal(ours["end"], theirs["end"])
+
+
 # ---------------------------------------------------------------------- what is refused
+
+
+def plain_probe(rank: int, size: int) -> str:
+    with pytest.raises(ValueError, match="autotune") as caught:
+        by_name(rank, size, "autotune", wraps=False)
+    return str(caught.value)
+
+
+def test_autotune_must_know_what_is_in_ddp(ranks: LocalProcesses) -> None:
+    for said in ranks.run(plain_probe, 2, size=2):
+        assert "the one that accelerator.prepare returned, in DDP, got Sequential; prepare the model" in said
 
 
 def wrong(rank: int, size: int, folder: Path, how: str) -> str:
@@ -240,17 +306,22 @@ def wrong(rank: int, size: int, folder: Path, how: str) -> str:
         model = net()
         wrapped, optimizer = accelerator.prepare(model, llama.optimizer(model))
         door = door_of("one_cycle", wrapped, optimizer, 40, folder / "h.jsonl")
+        given: dict[str, Any] = {"optimizer": optimizer, "method": lambda _: door}
         if how == "another scheduler":
             door = torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)
-        elif how == "prepared twice":
-            accelerator.prepare(door)
+        elif how == "a door":
+            given = {"optimizer": door, "method": lambda _: door}
+        elif how == "a door by name":
+            given["door"] = door
+        elif how == "no probe":
+            given["method"] = "autolr"
         elif how == "deepspeed":  # which is not installed: no more than its name
             accelerator.state.distributed_type = DistributedType.DEEPSPEED
         elif how == "alone":  # as one that was built where no group was
             door = SimpleNamespace(**{name: getattr(door, name) for name in dir(door) if name[0] != "_"})
             door.replicas = SimpleNamespace(world_size=1, local_count=1)
         with pytest.raises((TypeError, ValueError)) as caught:
-            prepare(accelerator, door)
+            prepare(accelerator, **given)
         return str(caught.value)
 
 
@@ -258,7 +329,12 @@ def wrong(rank: int, size: int, folder: Path, how: str) -> str:
     ("how", "says"),
     [
         ("another scheduler", "must be an AutoLR, AutoTune, OneCycleAutoLR or Ensemble, got ConstantLR"),
-        ("prepared twice", "must not have been given to accelerator.prepare, which steps it 2 times"),
+        ("a door", "optimizer must be an optimizer, got OneCycleAutoLR, which is built here since 0.3.0"),
+        (
+            "a door by name",
+            "door= was removed in 0.3.0: give the optimizer, and a door of your own as method=",
+        ),
+        ("no probe", "probe goes with what takes it, as 'autolr' and 'autotune' do, got method='autolr'"),
         ("deepspeed", "DEEPSPEED steps flat partitions"),
         ("alone", "must know all 2 processes"),
     ],

@@ -150,50 +150,24 @@ def test_two_who_write_the_learning_rate_are_refused(theirs: Callable[..., Any])
 # ---------------------------------------------------------------------- manual optimization
 
 
-class Manual(Regression):
-    """One optimizer, or one for each layer; with ``alternate`` they take turns, as a GAN's do."""
-
-    automatic_optimization = False
-
-    def __init__(self, optimizers: int = 1, *, alternate: bool = False) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.count, self.alternate = optimizers, alternate
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        optimizers = self.optimizers() if self.count > 1 else [self.optimizers()]
-        loss = self.loss_of(batch)
-        self.manual_backward(loss)
-        for i, optimizer in enumerate(optimizers):
-            if not self.alternate or batch_idx % self.count == i:
-                optimizer.step()
-                optimizer.zero_grad()
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        if self.count == 1:
-            return super().configure_optimizers()
-        return [torch.optim.AdamW(self.net[i].parameters(), lr=1e-2) for i in (0, 2)]
-
-
 @pytest.mark.parametrize("kind", DOORS)
 def test_manual_optimization_decides_alike(kind: str) -> None:
     automatic, manual = Noted(DOORS[kind]), Noted(DOORS[kind])
     expected, _ = by_lightning(automatic)
-    found, _ = by_lightning(manual, module=Manual())
+    found, _ = by_lightning(manual, module=runs.Manual())
     assert manual.decisions == automatic.decisions
     assert torch.equal(flat(found), flat(expected))
 
 
 def test_optimizers_that_step_together_are_one_search() -> None:
-    _, callback = by_lightning(HDETCallback(probe=runs.probe_of), module=Manual(2), max_steps=2 * STEPS)
+    _, callback = by_lightning(HDETCallback(probe=runs.probe_of), module=runs.Manual(2), max_steps=2 * STEPS)
     assert len(callback.door.optimizers) == 2
     assert (callback.door.steps, callback.door.finished) == (STEPS, True)
 
 
 def test_optimizers_that_take_turns_are_refused() -> None:
     with pytest.raises(RuntimeError, match="all optimizers must step before each call"):
-        by_lightning(HDETCallback(probe=runs.probe_of), module=Manual(2, alternate=True))
+        by_lightning(HDETCallback(probe=runs.probe_of), module=runs.Manual(2, alternate=True))
 
 
 # ---------------------------------------------------------------------- skipped steps
@@ -237,13 +211,26 @@ def test_validation_without_a_fit_and_a_trial_run_pass() -> None:
     assert callback.door is None
     runs.trainer(callback, fast_dev_run=True).fit(Regression(), runs.loader(), runs.loader())
     assert callback.door.steps == 1
+    curve = HDETCallback("published")
+    runs.trainer(curve, fast_dev_run=True).fit(Regression(), runs.loader(), runs.loader())
+    assert curve.door.total_steps == 1
+
+
+def test_one_process_tunes_as_well() -> None:
+    _, callback = by_lightning(HDETCallback("autotune", probe=runs.probe_of))
+    assert isinstance(callback.door, hdet.AutoTune)
+    assert set(callback.door.values) == {"lr/0", "weight_decay"}
+    assert callback.door.steps == STEPS
 
 
 def test_arguments_are_checked() -> None:
-    with pytest.raises(ValueError, match="probe goes with build='auto_lr'"):
-        HDETCallback()
-    with pytest.raises(ValueError, match="must be 'auto_lr' or a callable, got 'one_cycle'"):
+    for wrong in ({}, {"method": "autotune"}, {"method": "published", "probe": runs.probe_of}):
+        with pytest.raises(ValueError, match="probe goes with method='autolr' and 'autotune'"):
+            HDETCallback(**wrong)
+    with pytest.raises(ValueError, match=r"method must be 'autolr', .* or a callable .*, got 'one_cycle'"):
         HDETCallback("one_cycle")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"HDETCallback: build= was removed in 0\.3\.0: use method='autolr'"):
+        HDETCallback(build="auto_lr", probe=runs.probe_of)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"the door must be an AutoLR.*got StepLR, which has no converge"):
         by_lightning(lambda _, optimizers: torch.optim.lr_scheduler.StepLR(optimizers[0], 1))
 

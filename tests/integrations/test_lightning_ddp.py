@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import hdet
 from hdet.replicas.launch import LocalProcesses, ReplicaError
 
 pytest.importorskip("lightning", reason="Lightning is not installed")
@@ -21,8 +22,10 @@ pytest.importorskip("lightning", reason="Lightning is not installed")
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from hdet.integrations.lightning import HDETCallback
 from tests import ROOT
 from tests.integrations import lightning_runs as runs
+from tests.integrations import llama
 from tests.integrations.lightning_runs import (
     DOORS,
     Noted,
@@ -73,6 +76,46 @@ def decisions(rank: int, kind: str, accumulate: int) -> tuple[Tensor, ...]:
 def test_it_decides_as_a_plain_loop(ranks: LocalProcesses, kind: str, accumulate: int) -> None:
     a, b = ranks.run(on_rank, decisions, kind, accumulate, size=2)
     assert torch.equal(a, b)
+
+
+class Watches(pl.Callback):
+    """What each rank has in every step."""
+
+    def __init__(self) -> None:
+        self.watched = llama.Watched()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.watched.before(pl_module, optimizer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.watched.weights.append(flat(pl_module))
+
+
+def by_name(rank: int, method: Any, manual: bool) -> dict[str, Any]:
+    watches = Watches()
+    probe = runs.probe_of if method == "autotune" else None
+    module = runs.Manual(1) if manual else None
+    with watches.watched.listening():
+        module, callback = by_lightning(HDETCallback(method, probe=probe), watches, ranks=2, module=module)
+    return watches.watched.told(callback.door, module)
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_autotune_trains_on_gradients_of_their_own(ranks: LocalProcesses, manual: bool) -> None:
+    llama.assert_tuned_apart(*ranks.run(on_rank, by_name, "autotune", manual, size=2), "HDETCallback")
+
+
+def one_cycle_by_hand(module: Any, optimizers: Any) -> hdet.OneCycleAutoLR:
+    return hdet.OneCycleAutoLR(optimizers[0], max_lr=1e-2, total_steps=runs.STEPS, model=module)
+
+
+def test_published_is_the_scheduler_by_hand(ranks: LocalProcesses) -> None:
+    named = ranks.run(on_rank, by_name, "published", False, size=2)
+    for ours, theirs in zip(
+        named, ranks.run(on_rank, by_name, one_cycle_by_hand, False, size=2), strict=True
+    ):
+        assert torch.equal(ours["end"], theirs["end"])
+        assert len(ours["weights"]) == runs.STEPS
 
 
 class Looks(pl.Callback):

@@ -37,7 +37,7 @@ def adapted(
             data_collator=partial(llama.collate, None),
             train_dataset=llama.data(),
             eval_dataset=llama.data(200_000, 16),
-            hdet="auto_lr" if kind == "auto_lr" else llama.one_cycle(),
+            method="autolr" if kind == "auto_lr" else llama.one_cycle(),
         )
         trainer.train(resume_from_checkpoint=resume)
         moved = {name for name, p in model.named_parameters() if p.requires_grad}

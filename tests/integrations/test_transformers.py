@@ -19,6 +19,8 @@ pytest.importorskip("transformers", reason="make test-integrations installs Tran
 
 
 def door_of(kind: str, history: Path, **more: Any) -> Any:
+    if kind == "autotune":  # by name, on gradients of their own
+        return kind
     if kind == "auto_lr":
         return partial(hdet.AutoLR, history=history, **more)
     if kind == "auto_tune":  # replicas that diverge within a window
@@ -43,7 +45,7 @@ def train(
             eval_dataset=llama.data(200_000, 16),
             probe_dataset=llama.data(*llama.PROBE) if kind != "one_cycle" else None,
             optimizers=(llama.optimizer(model), None),
-            hdet=door_of(kind, folder / odd["history"], **odd["door"]),
+            method=door_of(kind, folder / odd["history"], **odd["door"]),
             callbacks=odd.get("callbacks"),
         )
         trainer.train(resume_from_checkpoint=odd["resume"])
@@ -109,6 +111,55 @@ def test_it_decides_as_a_plain_loop(ranks: LocalProcesses, tmp_path: Path, kind:
     assert digests[0] == results[0]["digest"]
 
 
+# ---------------------------------------------------------------------- by name
+
+
+def by_name(rank: int, size: int, folder: Path, method: Any) -> dict[str, Any]:
+    from transformers import TrainerCallback
+
+    from hdet.integrations.transformers import HDETTrainer
+
+    watched = llama.Watched()
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, *_: Any, model: Any = None, optimizer: Any = None, **__: Any) -> None:
+            # After hdet's own hook.
+            optimizer.optimizer.register_step_pre_hook(lambda *_: watched.before(model, optimizer))
+
+        def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+            watched.weights.append(llama.flat(model))
+
+    with llama.launched(rank, size), watched.listening():
+        model = llama.model()
+        trainer = HDETTrainer(
+            model=model,
+            args=llama.arguments(folder, max_steps=60),
+            data_collator=partial(llama.collate, None),
+            train_dataset=llama.data(),
+            optimizers=(llama.optimizer(model), None),
+            method=method,
+            callbacks=[Watch()],
+        )
+        trainer.train()
+    return {**watched.told(trainer.door, model), "lr": trainer.door.get_last_lr()}
+
+
+def test_autotune_trains_on_gradients_of_their_own(ranks: LocalProcesses, tmp_path: Path) -> None:
+    llama.assert_tuned_apart(*ranks.run(by_name, 2, tmp_path, "autotune", size=2), "HDETTrainer")
+
+
+def by_hand(optimizer: Any, total_steps: int, model: Any) -> hdet.OneCycleAutoLR:
+    return hdet.OneCycleAutoLR(optimizer, max_lr=1e-3, total_steps=total_steps, model=model)
+
+
+def test_published_is_the_scheduler_by_hand(ranks: LocalProcesses, tmp_path: Path) -> None:
+    named = ranks.run(by_name, 2, tmp_path, "published", size=2)
+    for ours, theirs in zip(named, ranks.run(by_name, 2, tmp_path, by_hand, size=2), strict=True):
+        assert torch.equal(ours["end"], theirs["end"])
+        assert ours["lr"] == theirs["lr"]
+        assert ours["lr"][0] < 1e-5, "it has come down"
+
+
 # ---------------------------------------------------------------------- stopped, and gone on with
 
 
@@ -140,6 +191,15 @@ def test_a_run_that_was_stopped_equals_the_unbroken_one(
         if kind == "auto_lr" and size > 1:  # losses that nothing is judged by: only rank 0's are kept
             ours, theirs = (json.dumps([[s, *rest] for s, _, *rest in json.loads(d)]) for d in (ours, theirs))
         assert ours == theirs, step
+
+
+def test_autotune_goes_on_where_it_was_stopped(ranks: LocalProcesses, tmp_path: Path) -> None:
+    settings = {"max_steps": 50, "save_strategy": "steps", "save_steps": 8}
+    whole = ranks.run(train, 2, tmp_path, "autotune", settings, size=2)
+    for step in (8, 32):  # both are within a window
+        run = {"resume": str(tmp_path / f"checkpoint-{step}")}
+        resumed = ranks.run(train, 2, tmp_path, "autotune", settings, run, size=2)
+        assert [r["digest"] for r in resumed] == [r["digest"] for r in whole], step
 
 
 @pytest.mark.parametrize("kind", ["auto_lr", "one_cycle"])
@@ -244,7 +304,7 @@ def own_losses(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> 
             data_collator=partial(llama.collate, None),
             train_dataset=llama.data(count=25 * llama.BATCH * size, ragged=True),
             optimizers=(llama.optimizer(model), None),
-            hdet=llama.one_cycle(rounds=5),
+            method=llama.one_cycle(rounds=5),
         )
         trainer.train()
         return {"told": told, "by hand": by_hand, "steps": trainer.door._cycle.steps}

@@ -158,24 +158,30 @@ def test_a_skipped_step_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_door_is_given_what_it_names(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, hdet=partial(hdet.AutoLR, schedule="cosine"))
+    trainer = trained(tmp_path, method=partial(hdet.AutoLR, schedule="cosine"))
     assert isinstance(trainer.door, hdet.AutoLR)
     named = trained(
         tmp_path,
-        hdet=lambda optimizer, total_steps, probe: hdet.AutoTune(
+        method=lambda optimizer, total_steps, probe: hdet.AutoTune(
             optimizer, [hdet.WeightDecay()], total_steps=total_steps, probe=probe
         ),
         optimizers=(None, None),
     )
     assert isinstance(named.door, hdet.AutoTune)
-    bound = trained(tmp_path, hdet=llama.one_cycle(total_steps=99, spread=0.0, enable_auto_lr=False))
+    bound = trained(tmp_path, method=llama.one_cycle(total_steps=99, spread=0.0, enable_auto_lr=False))
     assert bound.door.total_steps == 99
     assert len(bound.train_dataset) == llama.SAMPLES, "nothing is set aside where nobody probes"
 
 
+def test_one_process_tunes_as_well(tmp_path: Path) -> None:
+    tune = trained(tmp_path, method="autotune").door
+    assert isinstance(tune, hdet.AutoTune)
+    assert set(tune.values) == {"lr/0", "weight_decay"}
+
+
 def test_an_ensemble_is_a_door(tmp_path: Path) -> None:
     trainer = trained(
-        tmp_path, hdet=lambda optimizer, model: hdet.Ensemble(optimizer, sync_every=10, model=model)
+        tmp_path, method=lambda optimizer, model: hdet.Ensemble(optimizer, sync_every=10, model=model)
     )
     assert trainer.lr_scheduler.get_last_lr() == [1e-3]
 
@@ -252,15 +258,16 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"hdet": "auto_tune"}, "hdet must be 'auto_lr' or a callable"),
+        ({"method": "auto_lr"}, "method must be 'autolr', 'autotune', 'published' or a callable"),
+        ({"hdet": "auto_lr"}, "HDETTrainerMixin: hdet= was removed in 0.3.0: use method='autolr', "),
         (
             {"train_dataset": llama.data(count=63)},
             "train_dataset must have at least 64, got 63; give probe_dataset",
         ),
         ({"train_dataset": Stream()}, "to set samples aside for the probe, got Stream; give probe_dataset"),
-        ({"hdet": lambda optimizer: None, "probe_dataset": []}, "takes no argument named probe"),
+        ({"method": lambda optimizer: None, "probe_dataset": []}, "takes no argument named probe"),
         ({"probe_dataset": []}, "probe_dataset must have a sample for each of 1 ranks, got 0"),
-        ({"hdet": lambda optimizer: object()}, "must be an AutoLR, AutoTune, OneCycleAutoLR or Ensemble"),
+        ({"method": lambda optimizer: object()}, "must be an AutoLR, AutoTune, OneCycleAutoLR or Ensemble"),
     ],
 )
 def test_what_cannot_work_says_so(tmp_path: Path, more: dict[str, Any], says: str) -> None:
@@ -378,7 +385,7 @@ def test_one_sharded_model_trains_and_goes_on(ranks: LocalProcesses, tmp_path: P
 
 def saved_by_one(rank: int, size: int, folder: Path) -> bool:
     with llama.launched(rank, size):
-        trainer = made(folder, {"max_steps": 25}, hdet=llama.one_cycle())
+        trainer = made(folder, {"max_steps": 25}, method=llama.one_cycle())
         trainer.train()
         if rank == 0:
             trainer.save_model(str(folder / "one"))

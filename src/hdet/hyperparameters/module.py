@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from hdet.hyperparameters.axis import Location, Rows, ScalarAxis
 from hdet.hyperparameters.scales import LogScale, check_bounds
 
-__all__ = ["Dropout", "LabelSmoothing", "Temperature"]
+__all__ = ["Dropout", "LabelSmoothing", "Temperature", "has_dropout"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +123,11 @@ class Temperature:
 
         found = _find("Temperature", self.model, self.layers, self.attribute)
         return [ScalarAxis(self.name, found, scale, self.spread, needs_own_gradients=True)]
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether ``Dropout(model)`` has layers to write to."""
+    return any(_attribute_of(module, None) is not None for module in model.modules())
 
 
 def _attribute_of(module: nn.Module, attribute: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Accelerate: ``prepare(accelerator, door)``, in place of ``accelerator.prepare(scheduler)``.
+"""Accelerate: ``prepare(accelerator, optimizer)``, in place of ``accelerator.prepare(scheduler)``.
 
 Accelerate would step a scheduler once for each process. Here the door steps once for every optimizer step,
 ``save_state`` and ``load_state`` save and load it, and replicas are averaged before they are saved.
@@ -6,19 +6,33 @@ Accelerate would step a scheduler once for each process. Here the door steps onc
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from hdet.history import SyncRecord
 from hdet.integrations import require
 from hdet.integrations.checkpointing import WrappedScheduler
+from hdet.integrations.methods import (
+    Method,
+    begin_own_gradients,
+    build,
+    builder_of,
+    in_ddp,
+    needs,
+    own_gradients,
+    wants,
+)
+from hdet.loop.cycle import Door
+from hdet.probes import Probe
+from hdet.removed import refuse_removed
 
 require("accelerate", "1.1.0")
 
 from accelerate import Accelerator, DistributedType  # noqa: E402 — require names a version that is too old
-from accelerate.scheduler import AcceleratedScheduler  # noqa: E402
 
 __all__ = ["Prepared", "prepare"]
 
@@ -31,9 +45,11 @@ class Prepared(WrappedScheduler):
     Every other attribute is the door's: ``finished``, ``finish_()``, ``get_last_lr()``.
     """
 
-    def __init__(self, accelerator: Accelerator, door: Any) -> None:
+    def __init__(self, accelerator: Accelerator, door: Any, apart: ExitStack) -> None:
         super().__init__(_CALLER, door)
         self._accelerator = accelerator
+        #: Open while processes train on gradients of their own.
+        self._apart = apart
         self._losses: list[Any] = []
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
@@ -67,17 +83,37 @@ class Prepared(WrappedScheduler):
         self.folder = Path(folder)
 
 
-def prepare(accelerator: Accelerator, door: Any) -> Prepared:
-    """Put a door into an Accelerator's loop; its ``total_steps`` are optimizer steps.
+@refuse_removed
+def prepare(
+    accelerator: Accelerator,
+    optimizer: Any,
+    method: Method = "autolr",
+    *,
+    total_steps: int | None = None,
+    probe: Probe | None = None,
+) -> Prepared:
+    """Build a door, and put it into an Accelerator's loop.
 
-    Build it after ``Accelerator()``, which makes the process group, and after ``accelerator.prepare(model,
-    optimizer)``; do not give it to ``accelerator.prepare``. Where replicas diverge, call ``converge()``
-    before an evaluation between two syncs; before ``save_state`` it is called for you.
+    Call it after ``Accelerator()``, which makes the process group, and after ``accelerator.prepare(model,
+    optimizer)``. Where replicas diverge, call ``converge()`` before an evaluation between two syncs; before
+    ``save_state`` it is called for you.
+
+    Args:
+        accelerator: that of the loop.
+        optimizer: as ``accelerator.prepare`` returned it.
+        method: ``"autolr"`` finds the learning rate. ``"autotune"`` finds weight decay, dropout and label
+            smoothing as well, where the model has them; in DDP each process then trains on gradients of its
+            own, and the probe's model must be what ``accelerator.prepare`` returned. ``"published"`` is
+            :class:`hdet.OneCycleAutoLR` with the optimizer's ``lr`` as its peak and the authors' defaults, of
+            which the spread is 0. Or a callable that builds the door from the optimizer and, by name,
+            whichever of ``total_steps``, ``model`` and ``probe`` it takes.
+        total_steps: optimizer steps, not batches.
+        probe: for whatever needs one: ``"autolr"`` and ``"autotune"`` do.
 
     Example::
 
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        auto = prepare(accelerator, hdet.AutoLR(optimizer, total_steps=1000, probe=probe))
+        auto = prepare(accelerator, optimizer, total_steps=1000, probe=probe)
         for batch in loader:
             with accelerator.accumulate(model):
                 loss = loss_of(batch)
@@ -86,19 +122,37 @@ def prepare(accelerator: Accelerator, door: Any) -> Prepared:
                 optimizer.zero_grad()
                 auto.step(loss)
     """
+    make = builder_of(_CALLER, method)
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise TypeError(
             f"{_CALLER}: the optimizer must be torch's own, and {kind.value} steps flat partitions; use "
             "MULTI_GPU (DDP) or FSDP of version 2"
         )
-    inside = [scheduler.scheduler for scheduler in accelerator._schedulers]
-    if isinstance(door, AcceleratedScheduler) or any(door is scheduler for scheduler in inside):
+    if isinstance(optimizer, Door):
         raise TypeError(
-            f"{_CALLER}: the door must not have been given to accelerator.prepare, which steps it "
-            f"{accelerator.num_processes} times for each optimizer step; leave it out there"
+            f"{_CALLER}: optimizer must be an optimizer, got {type(optimizer).__name__}, which is built here "
+            "since 0.3.0; give its settings by method=functools.partial(...)"
         )
-    prepared = Prepared(accelerator, door)
+    if needs(make, "probe") if probe is None else not wants(make, "probe"):
+        raise ValueError(
+            f"{_CALLER}: probe goes with what takes it, as 'autolr' and 'autotune' do, got method={method!r} "
+            f"and probe={probe!r}; hdet.Probe.set_aside makes one of a training loader"
+        )
+    models = accelerator._models  # no public name
+    if needs(make, "model") and not models:
+        raise ValueError(
+            f"{_CALLER}: method={method!r} takes the model, and none was prepared; call "
+            "accelerator.prepare(model, optimizer) first"
+        )
+    given: dict[str, Any] = {"total_steps": total_steps}
+    given |= {"model": getattr(models[-1], "_orig_mod", models[-1])} if models else {}
+    given |= {} if probe is None else {"probe": probe}
+    with ExitStack() as stack:
+        if method == "autotune" and in_ddp(accelerator):
+            stack.enter_context(_apart(accelerator, probe))
+        door = build(make, optimizer, **given)
+        prepared = Prepared(accelerator, door, stack.pop_all())
     if accelerator.num_processes > 1 and door.replicas.world_size == 1 and door.replicas.local_count == 1:
         raise ValueError(
             f"{_CALLER}: {type(door).__name__} must know all {accelerator.num_processes} processes, and was "
@@ -108,3 +162,18 @@ def prepare(accelerator: Accelerator, door: Any) -> Prepared:
     accelerator.register_save_state_pre_hook(prepared.before_save)
     accelerator.register_load_state_pre_hook(prepared.before_load)
     return prepared
+
+
+def _apart(accelerator: Accelerator, probe: Probe | None) -> AbstractContextManager[None]:
+    """In which processes train on gradients of their own; Accelerate keeps no reference to the DDP."""
+    assert probe is not None, "prepare has checked it"
+    model = probe.model
+    if not isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel):
+        raise ValueError(
+            f"{_CALLER}: for method='autotune' on several processes the probe's model must be the one that "
+            f"accelerator.prepare returned, in DDP, got {type(model).__name__}; prepare the model first, "
+            "then make the probe"
+        )
+    who = accelerator.process_index, accelerator.num_processes
+    begin_own_gradients(_CALLER, *who, accelerator.scaler)
+    return own_gradients(model)

@@ -17,11 +17,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.integrations import require
@@ -31,11 +31,12 @@ require("lightning", "2.4")
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 
-from hdet.autolr.auto_lr import AutoLR  # noqa: E402
 from hdet.autolr.search import Search  # noqa: E402
 from hdet.integrations.checkpointing import WrappedScheduler  # noqa: E402
+from hdet.integrations.methods import Method, begin_own_gradients, build, builder_of  # noqa: E402
 from hdet.integrations.trackers import Tracker  # noqa: E402
 from hdet.probes import Probe  # noqa: E402
+from hdet.removed import refuse_removed  # noqa: E402
 
 __all__ = ["HDETCallback"]
 
@@ -54,32 +55,37 @@ class HDETCallback(Callback):
     window's end). A search that has ended stops training, and the module holds the best weights.
 
     Args:
-        build: from the module and its optimizers to the door, called when a fit begins, after the process
-            group was made. ``"auto_lr"`` is an AutoLR over all optimizers, for as many steps as the trainer
-            expects, shown by Lightning's loggers.
-        probe: for ``"auto_lr"``: a :class:`hdet.Probe`, or a callable from the module to one. Its loss must
-            move batches to the device, and cast.
+        method: ``"autolr"`` finds the learning rate, of all optimizers. ``"autotune"`` finds weight decay,
+            dropout and label smoothing as well, where the module has them; with the strategy ``ddp`` each
+            process then trains on gradients of its own. ``"published"`` is :class:`hdet.OneCycleAutoLR` with
+            the optimizer's ``lr`` as its peak and the authors' defaults, of which the spread is 0. All run
+            for as many steps as the trainer expects, and are shown by Lightning's loggers. Or a callable from
+            the module and its optimizers to the door, called when a fit begins, after the process group was
+            made.
+        probe: for ``"autolr"`` and ``"autotune"``: a :class:`hdet.Probe`, or a callable from the module to
+            one. Its loss must move batches to the device, and cast.
 
     Attributes:
         door: what was built; None before the first fit.
     """
 
+    @refuse_removed
     def __init__(
         self,
-        build: Callable[[LightningModule, list[Optimizer]], Any] | Literal["auto_lr"] = "auto_lr",
+        method: Method = "autolr",
         *,
         probe: Probe | Callable[[LightningModule], Probe] | None = None,
     ) -> None:
-        if not callable(build) and build != "auto_lr":
-            raise ValueError(f"HDETCallback: build must be 'auto_lr' or a callable, got {build!r}")
-        if (probe is not None) != (build == "auto_lr"):
+        self._make = builder_of("HDETCallback", method)
+        if (probe is not None) != (method in ("autolr", "autotune")):
             raise ValueError(
-                "HDETCallback: probe goes with build='auto_lr', and a callable brings its own, got "
-                f"build={build!r} and probe={probe!r}; hdet.Probe.set_aside makes one of a training loader"
+                "HDETCallback: probe goes with method='autolr' and 'autotune', and a callable brings its "
+                f"own, got method={method!r} and probe={probe!r}; hdet.Probe.set_aside makes one of a "
+                "training loader"
             )
         self.door: Any = None
         self._wrapped: WrappedScheduler | None = None
-        self._build = build
+        self._method = method
         self._probe = probe
         self._saved: Mapping[str, Any] | None = None
         self._steps = 0
@@ -94,13 +100,22 @@ class HDETCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Build the door: optimizers and process group exist, and no optimizer state has been loaded."""
         optimizers = list(trainer.optimizers)
-        if callable(self._build):
-            self.door = self._build(pl_module, optimizers)
+        if callable(self._method):
+            self.door = self._make(pl_module, optimizers)
         else:
-            self.door = AutoLR(
-                optimizers,
-                probe=self._probe if isinstance(self._probe, Probe) else self._probe(pl_module),  # type: ignore[misc]
-                total_steps=_expected_steps(trainer, len(optimizers)),
+            if self._method == "autotune" and isinstance(trainer.strategy.model, DistributedDataParallel):
+                # DDP has made the start weights equal, and is not needed any more. Its no_sync would not
+                # do: manual optimization undoes it.
+                trainer.strategy.model = pl_module
+                begin_own_gradients("HDETCallback", trainer.global_rank, trainer.world_size)
+            # Too few for a search, but the code should run.
+            too_few = trainer.fast_dev_run and self._method != "published"
+            self.door = build(
+                self._make,
+                optimizers[0] if len(optimizers) == 1 else optimizers,
+                probe=self._probe(pl_module) if callable(self._probe) else self._probe,
+                total_steps=None if too_few else _expected_steps(trainer, len(optimizers)),
+                model=pl_module,
                 history=[Tracker(each) for each in trainer.loggers],
             )
         self._checked = self._failed = self._state_taken = False
@@ -234,8 +249,6 @@ class HDETCallback(Callback):
 
 def _expected_steps(trainer: Trainer, optimizers: int) -> int | None:
     """How often the optimizers step together; None if that is unknown."""
-    if trainer.fast_dev_run:  # too few for a search, but the code should run
-        return None
     steps = trainer.estimated_stepping_batches
     if steps == trainer.max_steps and optimizers > 1:
         steps = steps // optimizers  # Lightning counts the steps of each

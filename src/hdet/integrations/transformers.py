@@ -11,21 +11,30 @@ they are evaluated or saved, and at the end.
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from hdet.autolr.auto_lr import AutoLR
 from hdet.integrations import require
 from hdet.integrations.checkpointing import WrappedScheduler
+from hdet.integrations.methods import (
+    Method,
+    begin_own_gradients,
+    build,
+    builder_of,
+    in_ddp,
+    needs,
+    own_gradients,
+    wants,
+)
 from hdet.probes import Probe
+from hdet.removed import refuse_removed
 
 require("transformers", "5.1.0")
 
@@ -52,8 +61,12 @@ class HDETTrainerMixin(_Base):
     unless ``args.load_best_model_at_end`` is set.
 
     Args:
-        hdet: ``"auto_lr"``, or a callable that builds the door from the optimizer and, by name, whichever of
-            ``total_steps``, ``model`` and ``probe`` it takes: ``partial(hdet.AutoLR, schedule="cosine")``,
+        method: ``"autolr"`` finds the learning rate. ``"autotune"`` finds weight decay, dropout and label
+            smoothing as well, where the model has them; in DDP each process then trains on gradients of its
+            own. ``"published"`` is :class:`hdet.OneCycleAutoLR` with ``args.learning_rate`` as its peak and
+            the authors' defaults, of which the spread is 0. Or a callable that builds the door from the
+            optimizer and, by name, whichever of ``total_steps``, ``model`` and ``probe`` it takes:
+            ``partial(hdet.AutoLR, schedule="cosine")``,
             ``partial(hdet.OneCycleAutoLR, max_lr=1e-3, ensemble_lr_spread_ratio=1 / 9)``.
         probe_dataset: what the probe measures, never trained on and not reported as validation. None sets
             eight batches of each rank aside from ``train_dataset`` if the door needs a probe; give one if a
@@ -63,27 +76,28 @@ class HDETTrainerMixin(_Base):
     lr_scheduler: Any
     train_dataset: Any
 
+    @refuse_removed
     def __init__(
         self,
         *args: Any,
-        hdet: Literal["auto_lr"] | Callable[..., Any] = "auto_lr",
+        method: Method = "autolr",
         probe_dataset: Dataset[Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._name = type(self).__name__
-        if hdet != "auto_lr" and not callable(hdet):
-            raise TypeError(
-                f"{self._name}: hdet must be 'auto_lr' or a callable that builds a door, got {hdet!r}; write "
-                "functools.partial(hdet.AutoLR, …)"
-            )
-        self._make: Callable[..., Any] = AutoLR if hdet == "auto_lr" else hdet
+        self._make = builder_of(self._name, method)
+        #: Whether processes train on gradients of their own, although the Trainer wraps the model in DDP.
+        self._apart = method == "autotune" and in_ddp(self.accelerator)
         self._check_arguments()
         self._samples_set_aside = 0
         self._probe_dataset = probe_dataset
-        if probe_dataset is not None and "probe" not in self._wanted():
-            raise ValueError(f"{self._name}: probe_dataset was given, and hdet takes no argument named probe")
-        if probe_dataset is None and self.train_dataset is not None and "probe" in self._wanted():
+        if probe_dataset is not None and not wants(self._make, "probe"):
+            raise ValueError(
+                f"{self._name}: probe_dataset was given, and method={method!r} takes no argument named "
+                "probe; leave it out"
+            )
+        if probe_dataset is None and self.train_dataset is not None and needs(self._make, "probe"):
             self._probe_dataset = self._set_aside()
         #: The sum of this rank's losses in the current accumulation, and what turns it into their own mean.
         self._loss_sum: Tensor | None = None
@@ -96,7 +110,7 @@ class HDETTrainerMixin(_Base):
 
     @property
     def door(self) -> Any:
-        """The AutoLR, or what ``hdet`` built; None before ``train()``."""
+        """The AutoLR, or what ``method`` built; None before ``train()``."""
         return None if self._wrapped is None else self._wrapped.door
 
     # ------------------------------------------------------------------ what is built
@@ -116,37 +130,31 @@ class HDETTrainerMixin(_Base):
         if self.lr_scheduler is not None:
             raise ValueError(
                 f"{self._name}: optimizers must be (optimizer, None), for the door is the scheduler, got a "
-                f"{type(self.lr_scheduler).__name__}; build it with hdet="
+                f"{type(self.lr_scheduler).__name__}; build it with method="
             )
         kind = getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type)
         if (kind != "linear" or self.args.get_warmup_steps(1000) > 0) and self.is_world_process_zero():
             logger.warning(
                 "%s: lr_scheduler_type=%r and warm-up are not used: the door has its own schedule, such as "
-                "hdet=partial(hdet.AutoLR, schedule='cosine')",
+                "method=partial(hdet.AutoLR, schedule='cosine')",
                 self._name,
                 kind,
             )
 
-    def _wanted(self) -> list[str]:
-        """What the door takes by name and a partial has not bound; an optional probe only with a dataset."""
-        parameters = inspect.signature(self._make).parameters
-        bound = getattr(self._make, "keywords", {})
-        wanted = [n for n in ("total_steps", "model", "probe") if n in parameters and n not in bound]
-        optional = "probe" in wanted and parameters["probe"].default is not inspect.Parameter.empty
-        return [n for n in wanted if n != "probe" or not optional or self._probe_dataset is not None]
-
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The door, once the model is wrapped and the optimizer prepared."""
         if self.lr_scheduler is None:
-            # Accelerate's own list: the Trainer does not know the wrapped model yet, and the door finds out
-            # from it which ranks share gradients.
+            # Accelerate's own list has the sharded model, which the Trainer does not know yet; of a model in
+            # DDP it has the model itself.
             wrapped = self.accelerator._models[-1] if self.accelerator._models else self.model
             model = getattr(wrapped, "_orig_mod", wrapped)
+            if self._apart:
+                who = self.args.process_index, self.args.world_size
+                begin_own_gradients(self._name, *who, self.accelerator.scaler)
             given: dict[str, Any] = {"total_steps": num_training_steps, "model": model}
-            wanted = self._wanted()
-            if "probe" in wanted:
+            if self._probe_dataset is not None:
                 given["probe"] = Probe(self._probe_loss, self._probe_loader(), model=model)
-            door = self._make(optimizer or self.optimizer, **{name: given[name] for name in wanted})
+            door = build(self._make, optimizer or self.optimizer, **given)
             self.lr_scheduler = _Scheduler(self, door)
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -224,7 +232,8 @@ class HDETTrainerMixin(_Base):
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """As the Trainer's, and keeps the loss; those of the micro-batches add up to that of the step."""
-        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        with own_gradients(model) if self._apart else nullcontext():
+            loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         own = loss.detach()
         self._loss_sum = own if self._loss_sum is None else self._loss_sum + own
         return loss

@@ -84,7 +84,8 @@ class Probe:
                 "Probe: batches must be an iterable of batches or a callable from the draw's number to a "
                 f"batch, got {type(batches).__name__}; wrap a dataset in a DataLoader"
             )
-        self._loss_fn = loss_fn
+        #: From a batch to its loss. AutoTune looks in it for what it can explore.
+        self.loss_fn = loss_fn
         self._batches = batches
         #: The module whose weights are compared.
         self.model = model
@@ -230,7 +231,7 @@ class Probe:
             with torch.no_grad(), weights_alone(self.model, rows), forked(self.model) as reseed:
                 for k, batch in enumerate(batches):
                     reseed("losses", self._seed, self._draws if of is None else of, k)
-                    loss = self._loss_fn(batch)
+                    loss = self.loss_fn(batch)
                     if isinstance(loss, Tensor) and loss.numel() == several and not loss.is_complex():
                         # A copy, because the next batch overwrites the static output of a CUDA graph.
                         values.append(loss.detach().reshape(several).clone())
@@ -259,7 +260,7 @@ class Probe:
         chosen = trained_norms(self.model) if norms is None else norms
         with random_state(self.model, "norms", self._seed):
             only = [norm for norm in chosen if isinstance(norm, _BatchNorm)]
-            refresh_norms_(self.model, self._loss_fn, batches, only, replicas)
+            refresh_norms_(self.model, self.loss_fn, batches, only, replicas)
 
     def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
         """As :meth:`losses`, with batch norm in evaluation mode, as the weights would be deployed.

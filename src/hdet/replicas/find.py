@@ -210,10 +210,10 @@ def refuse_flat_gradients(caller: str, what: str, parameters: Iterable[Tensor]) 
 def refuse_wiring(caller: str, model: nn.Module, among: int, members: Sequence[int] | None = None) -> None:
     """Raise ValueError for a DDP that shares gradients among other ranks than ``gradients=`` says.
 
-    ``among`` is how many they are, ``members`` which, where that is known.
+    ``among`` is how many they are, ``members`` which, where that is known. Within ``no_sync`` it shares none.
     """
     for module in model.modules():
-        if isinstance(module, nn.parallel.DistributedDataParallel):
+        if isinstance(module, nn.parallel.DistributedDataParallel) and module.require_backward_grad_sync:
             wired = dist.get_process_group_ranks(module.process_group)
             if len(wired) != among or (members is not None and set(wired) != set(members)):
                 raise ValueError(

@@ -6,6 +6,7 @@ regression moves everything else by what replicas that differ in it come to.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -15,20 +16,23 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.autolr.policy import Horizon
 from hdet.autolr.rule import HorizonController
-from hdet.autolr.search import Search, take_optimizers
+from hdet.autolr.search import Search, check_probe, take_optimizers
 from hdet.history import History
 from hdet.hyperparameters import Explorable, LearningRate
 from hdet.loop.announce import Event
-from hdet.loop.checks import check_explore
-from hdet.loop.fan_out import Gradients
+from hdet.loop.checks import check_explore, check_together
+from hdet.loop.fan_out import Gradients, GradientSharing
 from hdet.loop.policy import Policy
 from hdet.probes import Probe
 from hdet.removed import refuse_removed
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
+from hdet.tuning.discover import Discovered, discover
 from hdet.tuning.policies import SequentialRegression, WindowRegression
 from hdet.tuning.regression import RegressionController
 
 __all__ = ["AutoTune"]
+
+logger = logging.getLogger("hdet")
 
 
 class AutoTune(Search):
@@ -46,7 +50,12 @@ class AutoTune(Search):
     Args:
         optimizer: any torch optimizer, or several that step together. Its learning rate is not read; other
             values are where the search begins.
-        explore: what is moved beside the learning rate: ``hdet.WeightDecay()``, ``hdet.Dropout(model)``, …
+        explore: what is moved beside the learning rate: ``[hdet.WeightDecay(), hdet.Dropout(model), …]``.
+            ``"auto"`` takes what there is, in this order: weight decay, if the optimizer's groups have it;
+            the dropout layers of ``probe.model``; the label smoothing of a criterion in that model, or that
+            the probe's loss function refers to. What N replicas cannot tell apart (more than N − 1), or
+            what acts through a gradient that they share, is left out. A line of log says what is explored,
+            and what is not.
         probe: measures the loss on batches that are not trained on.
         total_steps: S, a budget: it may end earlier. None goes on until nothing improves any more.
         gradients: who shares them: ``"none"`` lets every process train by itself between two syncs, which
@@ -64,8 +73,7 @@ class AutoTune(Search):
 
     Example::
 
-        tune = hdet.AutoTune(optimizer, [hdet.WeightDecay(), hdet.Dropout(model)],
-                             probe=hdet.Probe(loss_fn, held_out, model=model))
+        tune = hdet.AutoTune(optimizer, probe=hdet.Probe(loss_fn, held_out, model=model))
         for batch in endless(loader):
             loss_fn(batch).backward()
             optimizer.step()
@@ -80,7 +88,7 @@ class AutoTune(Search):
     def __init__(
         self,
         optimizer: Optimizer | Sequence[Optimizer],
-        explore: Sequence[Explorable],
+        explore: Sequence[Explorable] | Literal["auto"] = "auto",
         *,
         probe: Probe,
         total_steps: int | None = None,
@@ -100,10 +108,14 @@ class AutoTune(Search):
         model = getattr(probe, "model", None)
         replicas = replicas_of("AutoTune", every, model=model, process_group=process_group)
         alone = replicas.size == 1
+        gradients = gradients or _gradients_of(model, replicas)
+        if explore == "auto":
+            explore = _discover(every, probe, gradients, replicas)
+        chosen = list(explore)
 
         def beside(horizon: Horizon) -> list[Policy]:
             kind = SequentialRegression if alone else WindowRegression
-            return [kind(list(explore), horizon, regression or RegressionController())]
+            return [kind(chosen, horizon, regression or RegressionController())]
 
         super().__init__(
             every,
@@ -116,23 +128,59 @@ class AutoTune(Search):
             offload=offload,
             history=history,
             on_event=on_event,
-            gradients=gradients or _gradients_of(model, replicas),
+            gradients=gradients,
             beside=beside,
             design="in turn" if alone else None,
             seed=seed,
         )
 
 
-def _check(explore: Sequence[Explorable], regression: object) -> None:
+def _discover(
+    optimizer: Optimizer, probe: Probe, gradients: Gradients, replicas: Replicas
+) -> list[Explorable]:
+    """What ``explore="auto"`` stands for; rank 0 logs it. Raises on all ranks where one finds nothing."""
+    several = replicas.size > 1
+    sharing = GradientSharing("AutoTune", gradients, replicas, None)
+    found = Discovered([], [], [])
+
+    def look() -> None:
+        nonlocal found
+        check_probe("AutoTune", probe)
+        found = discover(
+            optimizer,
+            probe,
+            own_gradients=sharing.own_gradients or not several,
+            most=sharing.arms - 1 if several else None,
+        )
+        if not found.explore:
+            raise ValueError(
+                "AutoTune: explore='auto' must find weight_decay in the optimizer's groups, dropout layers "
+                "in the model, or label_smoothing of a module in the model or in what the probe's loss "
+                f"function refers to, got {type(optimizer).__name__} and {type(probe.model).__name__}: it "
+                f"{found}; name a hyperparameter in explore=[...], or hdet.AutoLR finds the learning rate "
+                "alone"
+            )
+
+    check_together("AutoTune", replicas, look, {})
+    if replicas.world_rank == 0:
+        logger.info("AutoTune: %s", found)
+    return found.explore
+
+
+def _check(explore: Sequence[Explorable] | str, regression: object) -> None:
     """Raise TypeError or ValueError for what nobody could explore."""
+    if isinstance(explore, str) and explore != "auto":
+        raise ValueError(
+            f"AutoTune: explore must be 'auto' or a list of hyperparameters such as hdet.WeightDecay(), got "
+            f"{explore!r}"
+        )
     check_explore("AutoTune", explore)
-    items = list(explore)
-    if not items:
+    if not explore:
         raise ValueError(
             "AutoTune: explore must name a hyperparameter, such as hdet.WeightDecay(), got none; "
             "hdet.AutoLR finds the learning rate alone"
         )
-    if any(isinstance(item, LearningRate) for item in items):
+    if any(isinstance(item, LearningRate) for item in explore):
         raise ValueError(
             "AutoTune: explore must not name the learning rate, which is found by other means, got "
             "LearningRate; leave it out"
@@ -147,5 +195,6 @@ def _check(explore: Sequence[Explorable], regression: object) -> None:
 def _gradients_of(model: nn.Module | None, replicas: Replicas) -> Gradients:
     if replicas.gradients is not None:
         return replicas.gradients
-    shared = isinstance(model, nn.parallel.DistributedDataParallel)
+    # Within no_sync, DDP leaves each process the gradient that it has.
+    shared = isinstance(model, nn.parallel.DistributedDataParallel) and model.require_backward_grad_sync
     return "all" if replicas.size == 1 or shared else "none"

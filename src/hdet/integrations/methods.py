@@ -1,0 +1,116 @@
+"""``method=``, the one argument that every framework has: what finds the learning rate, by name, or a
+callable that builds it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hdet.autolr.auto_lr import AutoLR
+from hdet.history import History
+from hdet.published.one_cycle import OneCycleAutoLR
+from hdet.tuning.auto_tune import AutoTune
+
+__all__ = [
+    "Method",
+    "begin_own_gradients",
+    "build",
+    "builder_of",
+    "in_ddp",
+    "needs",
+    "own_gradients",
+    "wants",
+]
+
+logger = logging.getLogger("hdet")
+
+Method = Literal["autolr", "autotune", "published"] | Callable[..., Any]
+
+
+def published(
+    optimizer: Optimizer | list[Optimizer],
+    total_steps: int | None,
+    model: nn.Module,
+    history: History | None = None,
+) -> OneCycleAutoLR:
+    """The paper's scheduler around the optimizer's own learning rates, all else at the authors' defaults."""
+    if isinstance(optimizer, (list, tuple)):
+        raise ValueError(
+            f"method='published' takes one optimizer, got {len(optimizer)}; 'autolr' takes several"
+        )
+    if total_steps is None:
+        raise ValueError(
+            "method='published' needs a number of steps, got none: its curve has an end; limit training by "
+            "steps or epochs"
+        )
+    # A run before this one has left its peak there, and a lr that has come down to nothing.
+    peaks = [float(group.get("max_lr", group["lr"])) for group in optimizer.param_groups]
+    return OneCycleAutoLR(optimizer, peaks, total_steps, model=model, history=history)
+
+
+_METHODS: dict[str, Callable[..., Any]] = {"autolr": AutoLR, "autotune": AutoTune, "published": published}
+
+
+def builder_of(caller: str, method: object) -> Callable[..., Any]:
+    """What builds the door."""
+    if callable(method):
+        return method
+    if not isinstance(method, str) or method not in _METHODS:
+        raise ValueError(
+            f"{caller}: method must be {', '.join(map(repr, _METHODS))} or a callable that builds a door, "
+            f"got {method!r}; for other settings write functools.partial(hdet.AutoLR, schedule='cosine')"
+        )
+    return _METHODS[method]
+
+
+def wants(make: Callable[..., Any], name: str) -> bool:
+    """Whether it takes an argument of this name that a partial has not bound."""
+    return name in inspect.signature(make).parameters and name not in getattr(make, "keywords", {})
+
+
+def needs(make: Callable[..., Any], name: str) -> bool:
+    """Whether it cannot do without."""
+    return wants(make, name) and inspect.signature(make).parameters[name].default is inspect.Parameter.empty
+
+
+def build(make: Callable[..., Any], optimizer: Any, **given: Any) -> Any:
+    """The door, from the optimizer and whatever of ``given`` it takes by name."""
+    return make(optimizer, **{name: value for name, value in given.items() if wants(make, name)})
+
+
+# ---------------------------------------------------------------------- gradients of their own
+
+
+def in_ddp(accelerator: Any) -> bool:
+    """Whether an Accelerator wraps models in DDP: on several devices of any kind, and not where it shards."""
+    return str(accelerator.distributed_type.value).startswith("MULTI_")
+
+
+def own_gradients(model: nn.Module) -> AbstractContextManager[None]:
+    """For AutoTune: within, a model in DDP shares no gradients. DDP has made the start weights equal, and
+    hdet averages weights at every sync."""
+    inner = getattr(model, "_orig_mod", model)  # beneath torch.compile
+    return inner.no_sync() if isinstance(inner, DistributedDataParallel) else nullcontext()
+
+
+def begin_own_gradients(caller: str, rank: int, processes: int, scaler: object = None) -> None:
+    """What rank 0 says before training, in one line; raises for what cannot work."""
+    if scaler is not None:
+        raise ValueError(
+            f"{caller}: method='autotune' on several processes needs steps that all of them take, got a "
+            "GradScaler, which lets one process skip a step alone; use bf16 or full precision"
+        )
+    if rank == 0:
+        logger.info(
+            "%s: method='autotune': each of %d processes trains on gradients of its own, which DDP does not "
+            "average; hdet averages the weights at the end of every window",
+            caller,
+            processes,
+        )

@@ -1,0 +1,72 @@
+"""``method=``: what its names build, and what they are given."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from hdet.integrations import methods
+
+
+def test_names_build_what_they_say() -> None:
+    assert methods.builder_of("Caller", "autolr") is hdet.AutoLR
+    assert methods.builder_of("Caller", "autotune") is hdet.AutoTune
+    model = nn.Linear(2, 1)
+    groups = [{"params": [model.weight], "lr": 0.2}, {"params": [model.bias], "lr": 0.1}]
+    optimizer = torch.optim.AdamW(groups)
+    named = methods.build(
+        methods.builder_of("Caller", "published"), optimizer, total_steps=40, model=model, probe="not taken"
+    )
+    assert isinstance(named, hdet.OneCycleAutoLR)
+    assert [group["max_lr"] for group in optimizer.param_groups] == [0.2, 0.1], "the optimizer's own"
+    assert (named.spread, named.sync_every, named.total_steps) == (0.0, 1000, 40), "the authors' defaults"
+    again = methods.published(optimizer, 40, model)  # the lr stands where the curve begins
+    assert [group["max_lr"] for group in again.optimizer.param_groups] == [0.2, 0.1]
+
+
+@pytest.mark.parametrize("method", ["auto_lr", "", None, 3])
+def test_other_names_are_refused(method: object) -> None:
+    with pytest.raises(
+        ValueError, match=r"^Caller: method must be 'autolr', 'autotune', 'published' or a callable .*, got "
+    ):
+        methods.builder_of("Caller", method)
+
+
+def test_a_callable_is_given_what_it_names_and_has_not_bound() -> None:
+    def make(optimizer: str, probe: Any, total_steps: int = 3, **_: Any) -> tuple[Any, ...]:
+        return optimizer, probe, total_steps
+
+    assert methods.build(make, "adam", probe="p", total_steps=9, model="m") == ("adam", "p", 9)
+    bound = partial(make, total_steps=5)
+    assert methods.build(bound, "adam", probe="p", total_steps=9) == ("adam", "p", 5)
+    assert methods.needs(make, "probe")
+    assert not methods.needs(make, "total_steps")
+    assert not methods.wants(bound, "total_steps")
+    assert not methods.needs(partial(make, probe="mine"), "probe")
+
+
+def test_published_needs_an_end_and_one_optimizer() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match="needs a number of steps, got none"):
+        methods.published(optimizer, None, model)
+    with pytest.raises(ValueError, match="takes one optimizer, got 2; 'autolr' takes several"):
+        methods.published([optimizer, optimizer], 40, model)
+
+
+def test_a_step_that_one_process_may_skip_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Caller: method='autotune' on several processes .* use bf16"):
+        methods.begin_own_gradients("Caller", 0, 2, scaler=object())
+
+
+@pytest.mark.parametrize(
+    ("kind", "wraps"), [("MULTI_GPU", True), ("MULTI_CPU", True), ("NO", False), ("FSDP", False)]
+)
+def test_which_kinds_of_accelerate_are_in_ddp(kind: str, wraps: bool) -> None:
+    assert methods.in_ddp(SimpleNamespace(distributed_type=SimpleNamespace(value=kind))) == wraps
