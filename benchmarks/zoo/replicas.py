@@ -174,7 +174,7 @@ def run_all(
         stack.enter_context(environment({"OMP_NUM_THREADS": "1"}))
         if torch.device(device).type == "cuda":
             stack.enter_context(shared_gpu(say))
-        for processes in sorted({run.processes for run in missing}, reverse=True):
+        for processes in sorted({run.processes for run in missing}):
             jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
             for run in missing:
                 if run.processes == processes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,10 @@ class Setting:
     held_out: list[Batch]
     #: What the result is measured on.
     test: list[Batch]
+    #: How many rows there are to train on.
+    rows: int
+    #: Whether the loss of many rows is the mean of theirs, so that a batch may have any number of them.
+    additive: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ def setting(
         fixed = generator(0, "zoo held out", device)
         held_out = [augment(one, fixed) for one in held_out]
         test = [augment(one, fixed) for one in test]
-    return Setting(model, stream.__next__, lambda given: loss(model, given), held_out, test)
+    of_batch = partial(loss, model)
+    return Setting(model, stream.__next__, of_batch, held_out, test, len(parts.train[0]), rows is None)
 
 
 @cache

@@ -55,7 +55,7 @@ class AutoTune(Search):
             the dropout layers of ``probe.model``; the label smoothing of a criterion in that model, or that
             the probe's loss function refers to. What N replicas cannot tell apart (more than N − 1), or
             what acts through a gradient that they share, is left out. A line of log says what is explored,
-            and what is not.
+            and what is not. An empty list only averages replicas that train on data of their own.
         probe: measures the loss on batches that are not trained on.
         total_steps: S, a budget: it may end earlier. None goes on until nothing improves any more.
         gradients: who shares them: ``"none"`` lets every process train by itself between two syncs, which
@@ -112,10 +112,16 @@ class AutoTune(Search):
         if explore == "auto":
             explore = _discover(every, probe, gradients, replicas)
         chosen = list(explore)
+        if not chosen and gradients == "all":
+            raise ValueError(
+                "AutoTune: explore must name a hyperparameter, such as hdet.WeightDecay(), where the replicas "
+                f"({replicas.size} here) do not train on gradients of their own, got none; hdet.AutoLR finds "
+                "the learning rate alone"
+            )
 
         def beside(horizon: Horizon) -> list[Policy]:
             kind = SequentialRegression if alone else WindowRegression
-            return [kind(chosen, horizon, regression or RegressionController())]
+            return [kind(chosen, horizon, regression or RegressionController())] if chosen else []
 
         super().__init__(
             every,
@@ -175,11 +181,6 @@ def _check(explore: Sequence[Explorable] | str, regression: object) -> None:
             f"{explore!r}"
         )
     check_explore("AutoTune", explore)
-    if not explore:
-        raise ValueError(
-            "AutoTune: explore must name a hyperparameter, such as hdet.WeightDecay(), got none; "
-            "hdet.AutoLR finds the learning rate alone"
-        )
     if any(isinstance(item, LearningRate) for item in explore):
         raise ValueError(
             "AutoTune: explore must not name the learning rate, which is found by other means, got "
