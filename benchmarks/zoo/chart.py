@@ -7,12 +7,12 @@ a page that shows the file as an image hands down no colour of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["chart"]
+__all__ = ["HEIGHT", "LEFT", "RIGHT", "WIDTH", "axis", "chart", "document", "height"]
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 800, 400, 60, 150, 30, 48
+WIDTH, HEIGHT, LEFT, RIGHT, _TOP, _BOTTOM = 800, 400, 60, 150, 30, 48
 _TEXT, _FAINT = "#768390", "#76839055"
 #: Per cent; below it the axis is about linear, above it logarithmic.
 _LINEAR = 3.0
@@ -33,49 +33,54 @@ _LINES = {
 def chart(result: Mapping[str, Any]) -> str:
     """An SVG document: the test families where they were measured, else all."""
     cells = [line for line in result["cells"] if line["part"] == "test"] or result["cells"]
-    parts = [*_axis()]
+    parts = [*axis()]
     ends: list[tuple[float, str]] = []
     for method, (name, colour, width) in _LINES.items():
         values = sorted(line[method]["excess_test_chosen"] for line in cells if line.get(method))
         if not values:
             continue
-        step = (_WIDTH - _LEFT - _RIGHT) / max(len(values) - 1, 1)
-        points = [(_LEFT + step * place, _height(100 * value)) for place, value in enumerate(values)]
+        step = (WIDTH - LEFT - RIGHT) / max(len(values) - 1, 1)
+        points = [(LEFT + step * place, height(100 * value)) for place, value in enumerate(values)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
         ends.append((points[-1][1], f'fill="{colour[:7]}">{name}'))
     last = -math.inf
     for y, text in sorted(ends):
         last = max(y + 4, last + 16)
-        parts.append(f'<text x="{_WIDTH - _RIGHT + 8}" y="{last:.1f}" {text}</text>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{last:.1f}" {text}</text>')
     title = (
         f"Excess over the tuned sweep with the same choice of weights, per cent, {len(cells)} cells sorted"
     )
-    parts.append(
-        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 14}" text-anchor="middle">{title}</text>'
-    )
+    return document(title, title, parts)
+
+
+def document(title: str, below: str, parts: Sequence[str]) -> str:
+    """The whole file: what is drawn, and a line below it."""
+    x = (LEFT + WIDTH - RIGHT) / 2
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" font-family="sans-serif" font-size="13" '
-        f'fill="{_TEXT}">\n<title>{title}</title>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="sans-serif" font-size="13" '
+        f'fill="{_TEXT}">\n<title>{title}</title>\n'
+        + "\n".join(parts)
+        + f'\n<text x="{x}" y="{HEIGHT - 14}" text-anchor="middle">{below}</text>\n</svg>\n'
     )
 
 
-def _axis() -> list[str]:
+def axis() -> list[str]:
+    """Lines at round per cents."""
     parts = []
     for tick in _TICKS:
-        y, colour = _height(tick), _TEXT if tick == 0 else _FAINT
-        parts.append(
-            f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="{colour}"/>'
-        )
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:+d}</text>')
+        y, colour = height(tick), _TEXT if tick == 0 else _FAINT
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{colour}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:+d}</text>')
     return parts
 
 
-def _height(value: float) -> float:
+def height(value: float) -> float:
+    """Of so many per cent."""
     low, high = _symlog(_TICKS[0]), _symlog(_TICKS[-1])
     share = (_symlog(min(max(value, _TICKS[0]), _TICKS[-1])) - low) / (high - low)
-    return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+    return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
 
 
 def _symlog(value: float) -> float:

@@ -196,7 +196,11 @@ def _pair(found: dict[str, Any] | None) -> str:
 
 
 def write_table(
-    name: str, parser: argparse.ArgumentParser, run: Callable[..., dict[str, Any]], rows: Path
+    name: str,
+    parser: argparse.ArgumentParser,
+    run: Callable[..., dict[str, Any]],
+    rows: Path,
+    chart: Callable[[dict[str, Any]], str] | None = None,
 ) -> None:
     """A command with rows of its own: the options that all of them have, and the JSON file that it writes."""
     parser.add_argument("--processes", type=int, help="runs at a time, one on each core unless given")
@@ -209,5 +213,8 @@ def write_table(
     )
     given = vars(parser.parse_args())
     output = given.pop("output")
-    output.write_text(as_json(run(**given)), encoding="utf-8")
+    result = run(**given)
+    output.write_text(as_json(result), encoding="utf-8")
+    if chart is not None:
+        output.with_suffix(".svg").write_text(chart(result), encoding="utf-8")
     print(f"Written to {output}")

@@ -1,19 +1,21 @@
 """When replicas on data of their own beat one large batch: ``python -m benchmarks.zoo.replicas``.
 
-Four ways to spend the same samples on the zoo's tasks, all without a learning rate: one process on a batch N
-times as large; N processes that train apart and are averaged at every window, nothing explored; the same with
-what ``explore="auto"`` finds; and one replica, with an N-th of the samples. Only tasks count whose loss is a
-mean over rows and whose batch, N times as large, is not more than all of them.
+Three ways to spend the same samples in the same steps on the zoo's tasks, all without a learning rate: one
+process on a batch N times as large; N processes that train apart and are averaged at every window, nothing
+explored; the same with what ``explore="auto"`` finds. Only tasks count whose loss is a mean over rows and
+whose batch, N times as large, is not more than all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import queue
+import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,28 +24,33 @@ from typing import Any
 import torch
 
 import hdet
+from benchmarks import machine
 from benchmarks.pool import Say, shared_gpu
 from benchmarks.regret.optimizers import build
-from benchmarks.rows import KeptRows, Row, environment
+from benchmarks.rows import KeptRows, Row, environment, six_digits
 from benchmarks.workloads.base import Batch, seeded
+from benchmarks.zoo.analysis import excess
 from benchmarks.zoo.catalogue import TASKS, cells
-from benchmarks.zoo.command import can_run
-from benchmarks.zoo.families import PARTS
+from benchmarks.zoo.chart import HEIGHT, LEFT, RIGHT, WIDTH, axis, document, height
+from benchmarks.zoo.command import can_run, write_table
+from benchmarks.zoo.families import PARTS, part_of
 from benchmarks.zoo.plan import DEFAULT_RATES
 from benchmarks.zoo.runs import mean_loss
 from benchmarks.zoo.task import Setting
-from hdet.history import SyncRecord
 from hdet.replicas.launch import LocalProcesses
 
-__all__ = ["ARMS", "Run", "execute", "main"]
+__all__ = ["ARMS", "ROWS", "Run", "chart", "compare", "execute", "fits", "main", "run"]
 
+_AHEAD, _BEHIND = "#2c9c6a", "#e8590c"
 ROWS = Path(__file__).with_name("rows-replicas.jsonl")
-ONE, LARGE, AVERAGED, TUNED = "one", "large", "averaged", "tuned"
-ARMS = (LARGE, AVERAGED, TUNED, ONE)
+LARGE, AVERAGED, TUNED = "large", "averaged", "tuned"
+ARMS = (LARGE, AVERAGED, TUNED)
 #: A rank's seed is that of the run and so many times its number: its batches are its own.
 _STRIDE = 1000
 #: Of one run, in seconds.
 _LIMIT = 300.0
+#: Where the large batch was best before this share of the run, it overfits.
+_EARLY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Run:
     @property
     def processes(self) -> int:
         """How many train."""
-        return self.replicas if self.arm in (AVERAGED, TUNED) else 1
+        return 1 if self.arm == LARGE else self.replicas
 
     def __str__(self) -> str:
         return f"{self.task} {self.optimizer} {self.arm} {self.replicas} seed {self.seed}"
@@ -88,7 +95,6 @@ def _train(run: Run, seed: int, steps: int) -> Row:
     model.train()
     (optimizer,) = build(run.optimizer, model, DEFAULT_RATES[run.optimizer])
     probe = hdet.Probe(setting.loss_fn, setting.held_out, model=model)
-    seen: list[SyncRecord] = []
     if run.processes > 1:
         explore: Any = [] if run.arm == AVERAGED else "auto"
         auto: Any = hdet.AutoTune(
@@ -97,19 +103,18 @@ def _train(run: Run, seed: int, steps: int) -> Row:
     else:
         auto = hdet.AutoLR(optimizer, probe=probe, total_steps=steps)
     start, began = mean_loss(setting, setting.test), time.perf_counter()
-    for taken in range(1, steps + 1):
+    for _ in range(steps):
         batch = batches()
         optimizer.zero_grad()
         setting.loss_fn(batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if (record := auto.step()) is not None:
-            seen.append(record)
+        auto.step()
         if auto.finished:
             break
     seconds = time.perf_counter() - began
     end = mean_loss(setting, setting.test)
     best = auto.finish_()
-    values = {} if run.arm != TUNED else dict(auto.values)
+    values = {name: value for name, value in auto.values.items() if run.arm == TUNED and name[:2] != "lr"}
     return {
         "start": _finite(start),
         "test": _finite(end),
@@ -117,12 +122,11 @@ def _train(run: Run, seed: int, steps: int) -> Row:
         "probe_chosen": _finite(mean_loss(setting, setting.held_out)),
         "rate": _finite(best.rate),
         "chosen_step": best.step,
-        "taken": taken,
+        "taken": auto.steps,
         "steps": steps,
         "batch": len(batch[0]),
         "rows": setting.rows,
         "values": values,
-        "windows": [_window(record) for record in seen if record.horizon],
         "seconds": round(seconds, 3),
     }
 
@@ -141,17 +145,6 @@ def _joined(run: Run, setting: Setting) -> Callable[[], Batch]:
     return joined
 
 
-def _window(record: SyncRecord) -> list[float | None]:
-    """Step, rate, lag, what is tolerated, gap, progress; and each replica's loss at its own mean above that of
-    all."""
-    seen = record.horizon[0]
-    own = [loss for loss in record.losses if loss is not None]
-    apart = sum(own) / len(own) - seen.loss_mean if own and seen.loss_mean is not None else math.nan
-    rate = record.hyperparameters[0].base_before
-    found = (record.step, rate, seen.lag, seen.tolerated, seen.gap, seen.progress, seen.loss_mean, apart)
-    return [None if value is None else _finite(float(value)) for value in found]
-
-
 def _finite(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
@@ -162,77 +155,171 @@ def fits(task: str, replicas: int) -> bool:
     return setting.additive and replicas * len(setting.batches()[0]) <= setting.rows
 
 
-def run_all(
-    runs: Sequence[Run], rows: Path, *, cores: int, minutes: float | None, device: str, say: Say = print
-) -> None:
-    """Run what is not in ``rows`` yet, on as many processes as there are cores, those of one run together."""
+def compare(rows: Sequence[Row]) -> dict[str, Any]:
+    """For each cell how far each arm ended above the large batch of the same seeds, as a share of its loss,
+    and when that was best; for the cells where it overfits, and for the others, what came of both arms."""
+    by_cell: dict[tuple[str, str], dict[tuple[str, int], Row]] = {}
+    for row in rows:
+        by_cell.setdefault((row["task"], row["optimizer"]), {})[row["arm"], row["seed"]] = row
+    lines = []
+    for (task, optimizer), known in sorted(by_cell.items()):
+        seeds = [s for s in sorted({seed for _, seed in known}) if all((arm, s) in known for arm in ARMS)]
+        if not seeds:
+            continue
+        one = known[AVERAGED, seeds[0]]
+        best = [known[LARGE, seed]["chosen_step"] / known[LARGE, seed]["steps"] for seed in seeds]
+        lines.append(
+            {
+                "task": task,
+                "optimizer": optimizer,
+                "part": part_of(TASKS[task].family),
+                "seeds": len(seeds),
+                "epochs": one["replicas"] * one["batch"] * one["steps"] / one["rows"],
+                "best_at": statistics.fmean(best),
+                **{arm: _above(TASKS[task].floor, known, arm, seeds) for arm in (AVERAGED, TUNED)},
+            }
+        )
+    kinds = {
+        "overfits": [line for line in lines if line["best_at"] < _EARLY],
+        "does not": [line for line in lines if line["best_at"] >= _EARLY],
+        "all": lines,
+    }
+    told = {
+        kind: {arm: _told([min(line[arm], 1.0) for line in some]) for arm in (AVERAGED, TUNED)}
+        for kind, some in kinds.items()
+        if some
+    }
+    return {"cells": six_digits(lines), "summary": six_digits(told)}
+
+
+def _above(floor: float, known: Mapping[tuple[str, int], Row], arm: str, seeds: Sequence[int]) -> float:
+    """The mean over seeds; a run that left nothing finite counts as having stayed where it began."""
+    return statistics.fmean(
+        excess(_left(known[arm, seed]), _left(known[LARGE, seed]), floor) for seed in seeds
+    )
+
+
+def _left(row: Row) -> float:
+    loss = row["start"] if row["test_chosen"] is None else row["test_chosen"]
+    return float(loss)
+
+
+def _told(values: Sequence[float]) -> dict[str, float]:
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return {
+        "cells": len(values),
+        "ahead": sum(value < 0 for value in values),
+        "mean": statistics.fmean(values),
+        "interval": 2 * error,
+        "median": statistics.median(values),
+    }
+
+
+def run(
+    part: Sequence[str] | None = None,
+    tasks: str = "",
+    optimizers: str = "adamw",
+    replicas: int = 4,
+    seeds: int = 2,
+    device: str = "cpu",
+    processes: int | None = None,
+    minutes: float | None = None,
+    rows: Path = ROWS,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Run what is not in ``rows`` yet, for so many ``minutes``, and compare all that is; plain JSON."""
     done: KeptRows[Run] = KeptRows(rows, lambda row: Run(**{f.name: row[f.name] for f in fields(Run)}))
+    if minutes != 0:
+        some = [cell for one in part or ("fit", "dev") for cell in cells(one)]
+        some = [cell for cell in can_run(some, say) if cell[1] in optimizers.split(",")]
+        some = [cell for cell in some if cell[0] in (tasks.split(",") if tasks else TASKS)]
+        some = sorted((c for c in some if fits(c[0], replicas)), key=lambda cell: -TASKS[cell[0]].steps)
+        wanted = [
+            Run(*cell, arm, replicas, seed, device) for seed in range(seeds) for arm in ARMS for cell in some
+        ]
+        _run_missing(wanted, done, processes or os.cpu_count() or 1, minutes, device, say)
+    return {
+        **machine.about("zoo-replicas", quick=False, device=device),
+        "command": f"python -m benchmarks.zoo.replicas --device {device}",
+        "errors": sorted(f"{one}: {row['error']}" for one, row in done.failed.items()),
+        **compare([*done.finished.values()]),
+    }
+
+
+def _run_missing(
+    runs: Sequence[Run], done: KeptRows[Run], cores: int, minutes: float | None, device: str, say: Say
+) -> None:
+    """The processes of a run together, as many runs at a time as there are cores for."""
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     missing = [run for run in runs if run not in done.finished]
     lock = threading.Lock()
+
+    def work(jobs: queue.SimpleQueue[Run], together: int) -> None:
+        with LocalProcesses(together) as ranks:
+            while time.monotonic() < deadline:
+                try:
+                    run = jobs.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    row: Row = ranks.run(execute, run, timeout=_LIMIT)[0]
+                except Exception as error:
+                    row = {**asdict(run), "error": f"{type(error).__name__}: {error}"}
+                with lock:
+                    done.add(row)
+                    say(f"{run}: {row.get('error') or row['test_chosen']}")
+
     with ExitStack() as stack:
         stack.enter_context(environment({"OMP_NUM_THREADS": "1"}))
         if torch.device(device).type == "cuda":
             stack.enter_context(shared_gpu(say))
-        for processes in sorted({run.processes for run in missing}):
+        for together in sorted({run.processes for run in missing}):
             jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
             for run in missing:
-                if run.processes == processes:
+                if run.processes == together:
                     jobs.put(run)
-
-            def work(jobs: queue.SimpleQueue[Run] = jobs, processes: int = processes) -> None:
-                with LocalProcesses(processes) as ranks:
-                    for run in _until(jobs, deadline):
-                        try:
-                            row: Row = ranks.run(execute, run, timeout=_LIMIT)[0]
-                        except Exception as error:
-                            row = {**asdict(run), "error": f"{type(error).__name__}: {error}"[:2000]}
-                        with lock:
-                            done.add(row)
-                            say(f"{run}: {row.get('error') or row['test_chosen']}")
-
-            threads = [threading.Thread(target=work) for _ in range(max(1, cores // processes))]
+            threads = [
+                threading.Thread(target=work, args=(jobs, together)) for _ in range(max(1, cores // together))
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
 
 
-def _until(jobs: queue.SimpleQueue[Run], deadline: float) -> Iterator[Run]:
-    while time.monotonic() < deadline:
-        try:
-            yield jobs.get_nowait()
-        except queue.Empty:
-            return
+def chart(result: Mapping[str, Any]) -> str:
+    """An SVG document: when the large batch was best, and how far AutoTune ended above or below it."""
+    lines = result["cells"]
+    title = "AutoTune on four replicas against one large batch, per cent of its loss"
+    parts = axis()
+    for line in lines:
+        x = LEFT + line["best_at"] * (WIDTH - LEFT - RIGHT)
+        name = f"{line['task']}: {100 * line[TUNED]:+.1f} %"
+        colour = _AHEAD if line[TUNED] < 0 else _BEHIND
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{height(100 * line[TUNED]):.1f}" r="5" fill="{colour}" '
+            f'fill-opacity="0.7"><title>{name}</title></circle>'
+        )
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x = LEFT + share * (WIDTH - LEFT - RIGHT)
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 34}" text-anchor="middle">{100 * share:.0f} %</text>')
+    return document(
+        title, "Share of the run at which the large batch was best: before the end it overfits", parts
+    )
 
 
 def main() -> None:
-    """Run."""
+    """Run, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=PARTS, action="append", help="which families")
-    parser.add_argument("--tasks", default="", help="names, between commas")
-    parser.add_argument("--optimizers", default="adamw")
-    parser.add_argument("--arms", default=",".join(ARMS[:3]))
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--minutes", type=float)
-    parser.add_argument("--rows", type=Path, default=ROWS)
-    given = parser.parse_args()
-    chosen = [cell for part in given.part or PARTS for cell in cells(part)]
-    chosen = [c for c in can_run(chosen, print) if c[1] in given.optimizers.split(",")]
-    if given.tasks:
-        chosen = [cell for cell in chosen if cell[0] in given.tasks.split(",")]
-    chosen = [cell for cell in chosen if fits(cell[0], given.replicas)]
-    runs = [
-        Run(*cell, arm, given.replicas, seed, given.device)
-        for seed in range(given.seeds)
-        for arm in given.arms.split(",")
-        for cell in sorted(chosen, key=lambda cell: -TASKS[cell[0]].steps)
-    ]
-    print(len(runs), "runs of", len(chosen), "cells")
-    run_all(runs, given.rows, cores=given.cores, minutes=given.minutes, device=given.device)
+    parser.add_argument(
+        "--part", choices=PARTS, action="append", help="which families; fit and dev unless given"
+    )
+    parser.add_argument("--tasks", default="", help="names, between commas; all unless given")
+    parser.add_argument("--optimizers", default="adamw", help="between commas")
+    parser.add_argument("--replicas", type=int, default=4, help="N")
+    parser.add_argument("--seeds", type=int, default=2, help="how many")
+    parser.add_argument("--device", default="cpu", help="where to train")
+    write_table("zoo-replicas", parser, run, ROWS, chart)
 
 
 if __name__ == "__main__":

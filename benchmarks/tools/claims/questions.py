@@ -34,7 +34,9 @@ QUESTIONS = {
     "several": Question(
         "Does one run tune several hyperparameters?", ("autotune", "hyperparameters", "delay")
     ),
-    "replicas": Question("What do replicas add?", ("fan-out", "replicas", "stacked", "stacked-cpu")),
+    "replicas": Question(
+        "What do replicas add?", ("zoo-replicas", "fan-out", "replicas", "stacked", "stacked-cpu")
+    ),
     "paper": Question(
         "Does the paper hold?",
         (

@@ -114,9 +114,9 @@ class AutoTune(Search):
         chosen = list(explore)
         if not chosen and gradients == "all":
             raise ValueError(
-                "AutoTune: explore must name a hyperparameter, such as hdet.WeightDecay(), where the replicas "
-                f"({replicas.size} here) do not train on gradients of their own, got none; hdet.AutoLR finds "
-                "the learning rate alone"
+                "AutoTune: explore must name a hyperparameter, such as hdet.WeightDecay(), where replicas "
+                f"({replicas.size} here) have no gradients of their own, got none; hdet.AutoLR finds the "
+                "learning rate alone"
             )
 
         def beside(horizon: Horizon) -> list[Policy]:

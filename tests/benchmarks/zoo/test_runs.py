@@ -119,6 +119,8 @@ def test_an_error_is_a_row():
 def test_a_mean_counts_rows_and_leaves_modes_alone():
     model = torch.nn.Dropout(0.5)
     batches = [(torch.ones(3, 1),), (torch.zeros(1, 1),)]
-    setting = Setting(model, lambda: batches[0], lambda batch: model(batch[0]).mean(), batches, batches, 8, additive=True)
+    setting = Setting(
+        model, lambda: batches[0], lambda batch: model(batch[0]).mean(), batches, batches, 8, additive=True
+    )
     assert mean_loss(setting, batches) == 0.75
     assert model.training

@@ -76,7 +76,7 @@ def test_gradients_are_shared_as_replicas_and_model_have_it(monkeypatch: pytest.
     monkeypatch.setattr("torch.distributed.get_process_group_ranks", lambda group: [0, 1])
     ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(ddp)
-    ddp.process_group = None
+    ddp.process_group, ddp.require_backward_grad_sync = None, True
     GradientSharing("Ensemble", "all", Alike(0, 2), ddp)
     with pytest.raises(ValueError, match=r"says that 1 rank has a gradient, .*over 2, \[0, 1\]; wrap it"):
         GradientSharing("Ensemble", "none", Alike(0, 2), ddp)

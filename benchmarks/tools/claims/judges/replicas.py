@@ -17,10 +17,27 @@ from benchmarks.tools.claims.rules import (
 )
 
 __all__ = [
+    "ahead_of_a_large_batch",
     "cost_is_predicted",
     "replicas_help_the_search",
     "stacked_is_faster",
 ]
+
+
+def ahead_of_a_large_batch(results: Results) -> Judged:
+    """Where the large batch overfits, and where it does not: a kind counts if AutoTune is ahead on average,
+    interval and all."""
+    places = []
+    for result in results.values():
+        for kind in ("overfits", "does not"):
+            told = result["summary"][kind]["tuned"]
+            mean, half = 100 * told["mean"], 100 * told["interval"]
+            where = "where it overfits" if kind == "overfits" else "elsewhere"
+            text = (
+                f"{where} {signed(mean, '.1f')} ± {half:.1f} %, ahead in {told['ahead']} of {told['cells']}"
+            )
+            places.append(Place(text, mean + half < 0))
+    return at_places(places)
 
 
 def replicas_help_the_search(results: Results) -> Judged:

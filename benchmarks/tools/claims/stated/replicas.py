@@ -12,6 +12,13 @@ __all__ = ["CLAIMS"]
 CLAIMS = (
     Claim(
         "replicas",
+        "docs/replicas.md",
+        "Replicas on data of their own end below one large batch of the same samples",
+        replicas.ahead_of_a_large_batch,
+        ("zoo-replicas",),
+    ),
+    Claim(
+        "replicas",
         "docs/evidence.md",
         "Replicas help AutoLR to find the learning rate",
         replicas.replicas_help_the_search,

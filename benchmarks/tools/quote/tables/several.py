@@ -10,7 +10,7 @@ from benchmarks.hyperparameters import analysis
 from benchmarks.hyperparameters import delay as delayed
 from benchmarks.tools.quote.tables.grid import markdown
 
-__all__ = ["autotune", "delay", "hyperparameters"]
+__all__ = ["autotune", "delay", "hyperparameters", "zoo_replicas"]
 
 
 def autotune(result: dict[str, Any]) -> str:
@@ -56,3 +56,27 @@ def hyperparameters(result: dict[str, Any]) -> str:
     if result["missing_runs"]:
         notes.append(f"{result['missing_runs']} runs are still missing.")
     return "\n\n".join([*parts, " ".join([*notes, *result["caveats"]])])
+
+
+def zoo_replicas(result: dict[str, Any]) -> str:
+    """Replicas against one large batch, where that overfits and where it does not."""
+    kinds = {"overfits": "overfits", "does not": "does not", "all": "*all tasks*"}
+    headings = ["the large batch", "tasks", "averaged alone, %", "ahead in", "AutoTune, %", "ahead in"]
+    rows = []
+    for kind, name in kinds.items():
+        told = result["summary"][kind]
+        cells = [
+            text
+            for arm in ("averaged", "tuned")
+            for text in (
+                f"{100 * told[arm]['mean']:+.1f} ± {100 * told[arm]['interval']:.1f}",
+                str(told[arm]["ahead"]),
+            )
+        ]
+        rows.append([name, str(told["tuned"]["cells"]), *cells])
+    note = (
+        "Loss on test samples above that of one large batch of the same samples, in the same number of "
+        "steps, as a share of it; below zero replicas are better, and no task counts for more than 100 %. "
+        "*Overfits*: its best weights were seen before nine tenths of the run."
+    )
+    return f"{markdown(headings, rows)}\n\n{note}"

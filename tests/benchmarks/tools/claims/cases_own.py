@@ -99,6 +99,17 @@ def deepobs(*beside: str) -> dict[str, Any]:
     return {"rows": [*rows, {"optimizer": "momentum 0.9", "published": None, "arms": arms}]}
 
 
+def zoo_replicas(overfits: float, otherwise: float) -> dict[str, Any]:
+    """How far four replicas are above a large batch, give or take a hundredth."""
+    found = {"overfits": overfits, "does not": otherwise}
+    return {
+        "summary": {
+            kind: {"tuned": {"cells": 9, "ahead": 5, "mean": mean, "interval": 0.01}}
+            for kind, mean in found.items()
+        }
+    }
+
+
 def fan_out(*differences: tuple[float, float | None]) -> dict[str, Any]:
     """What four replicas lose beside one."""
     lines = [
@@ -160,6 +171,11 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([excess(True, True)], HOLDS),
         ([excess(True, False)], PARTLY),
         ([excess(False, False)], NOT_HERE),
+    ],
+    judges.replicas.ahead_of_a_large_batch: [
+        ([zoo_replicas(-0.1, -0.02)], HOLDS),
+        ([zoo_replicas(-0.1, -0.005)], PARTLY),
+        ([zoo_replicas(-0.005, 0.1)], NOT_HERE),
     ],
     judges.several.ahead_of_searches: [
         ([tuned(ahead=(4, 6))], HOLDS),
