@@ -350,3 +350,55 @@ def test_two_ranks_explore_one_and_say_what_is_left_out(
     assert b["said"] == []
     assert line.startswith("AutoTune: explores weight_decay from 0.01; left out: dropout (")
     assert line.count(why) == 2
+
+
+# ---------------------------------------------------------------------- replicas that are not alike
+
+
+def told(rank: int, batches_of: int | None, noise: float) -> list[str]:
+    """What two classes of points are told of: each rank has its own batches, or those of another; and the
+    last rank has labels that are wrong so often."""
+    torch.manual_seed(0)
+    model, criterion = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)), nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters())
+    draw = torch.Generator().manual_seed(rank if batches_of is None else batches_of)
+    points = torch.randn(512, 6, generator=torch.Generator().manual_seed(99))
+
+    def loss_of(x: Tensor, wrong: float = 0.0) -> Tensor:
+        labels = (x.sum(1) > 0) ^ (torch.rand(len(x), generator=draw) < wrong)
+        return criterion(model(x), labels.long())  # type: ignore[no-any-return]
+
+    tune = hdet.AutoTune(
+        optimizer,
+        [hdet.WeightDecay()],
+        probe=hdet.Probe(loss_of, points.split(64), model=model),
+        total_steps=400,
+    )
+    records = []
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss_of(torch.randn(32, 6, generator=draw), noise if rank == RANKS - 1 else 0.0).backward()
+        optimizer.step()
+        records.append(tune.step())
+        if tune.finished:
+            break
+    return [event for record in records if record is not None for event in record.events]
+
+
+def test_a_replica_on_other_data_is_told(ranks: LocalProcesses) -> None:
+    said = [e for e in ranks.run(told, None, 0.45, size=RANKS, timeout=180)[0] if "whatever its values" in e]
+    assert len(said) == 1
+    assert said[0].startswith(f"replica {RANKS - 1} is worse than the others, whatever its values")
+
+
+def test_replicas_on_the_same_data_are_told(ranks: LocalProcesses) -> None:
+    said = ranks.run(told, 7, 0.0, size=RANKS, timeout=180)[0]
+    assert [event for event in said if "train on the same batches" in event] == [
+        f"all {RANKS} ranks train on the same batches, so that they are worth no more than one: give each "
+        "its own share of the data, by a DistributedSampler or a generator seeded with its rank"
+    ]
+
+
+def test_replicas_that_are_alike_are_told_nothing(ranks: LocalProcesses) -> None:
+    said = ranks.run(told, None, 0.0, size=RANKS, timeout=180)[0]
+    assert not [event for event in said if "whatever its values" in event or "same batches" in event]

@@ -24,7 +24,7 @@ from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hdet.autolr.best import BestWeights, Incumbent
 from hdet.autolr.choice import Candidate, mean_of
@@ -134,7 +134,8 @@ class Horizon(Policy):
         self._at_beginning = snapshot(offload=True)  # hardly ever read
         self._clock.total_steps = context.total_steps
         one = context.replicas.local_count == 1  # what several see at once is no sample
-        self._checks = ProbeChecks(context.caller, self._probe, watches=one)
+        own_data = context.own_gradients or isinstance(model, nn.parallel.DistributedDataParallel)
+        self._checks = ProbeChecks(context.caller, self._probe, watches=one, own_data=own_data)
         self._states = [HorizonState(factor) for factor in self._first_factors()]
         self._curve = Curve(self._learning_rates[0].curve, self._learning_rates[0].curve)
         self._move_factors()

@@ -1,5 +1,6 @@
 """Checks of what a probe measures. Losses that are not finite or never change raise; a probe of one batch,
-one that is trained on, and one whose loss is not the training loss give a warning."""
+one that is trained on, and one whose loss is not the training loss give a warning; so do ranks that train on
+the same batches."""
 
 from __future__ import annotations
 
@@ -37,11 +38,13 @@ class ProbeChecks:
         caller: prefix for errors and log lines.
         probe: what is checked.
         watches: whether to look at the model's inputs.
+        own_data: whether every rank should train on data of its own.
     """
 
-    def __init__(self, caller: str, probe: Probe, *, watches: bool = True) -> None:
+    def __init__(self, caller: str, probe: Probe, *, watches: bool = True, own_data: bool = False) -> None:
         self._caller = caller
         self._probe = probe
+        self._own_data = own_data
         self._constant = self._drawn = 0
         self._varied = self._compared_batches = False
         self._overlap = Overlap(probe)
@@ -62,7 +65,11 @@ class ProbeChecks:
         """New warnings; raises for what cannot be used where windows are ``judged``."""
         if judged:
             self._check_losses(seen.step, windows)
-        said = [] if self._overlap.settled else [self._overlap.found([row[-WIDTH:] for row in seen.rows])]
+        said = []
+        if not self._overlap.settled:
+            rows = [row[-WIDTH:] for row in seen.rows]
+            said = [self._overlap.same_batches(rows)] if self._own_data else []
+            said.append(self._overlap.found(rows))
         if not judged and self._training is not None:
             self._training = seen.training
         elif self._training is not None:

@@ -33,7 +33,9 @@ _LEAST, _BEYOND_CHANCE = 2, 4
 #: Training may call one of these, and the loss function the module in it.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 #: The length of :meth:`Overlap.row`.
-WIDTH = 5
+WIDTH = 6
+#: Integers below this are floats without rounding.
+_EXACT = 2**52
 
 
 class Overlap:
@@ -48,6 +50,7 @@ class Overlap:
         self._stopped = False
         #: Whether all ranks are done.
         self.settled = False
+        self._compared_ranks = False
 
     def watch(self) -> None:
         """Begin; call after the first step, so that what wants a model without hooks (CUDA graphs,
@@ -77,16 +80,17 @@ class Overlap:
             return []
         if len(self._trained) >= _FORWARDS and self._probed:
             self._stop()
-        found = (0.0, 0.0, 0.0, 0.0)
+        found, first = (0.0, 0.0, 0.0, 0.0), 0
         with suppress(Exception):  # tensors of a transform that has ended, a device without an operation
             found = compare(self._trained, self._probed)
-        return [*found, float(not self._stopped)]
+            first = int(self._trained[0].sum()) % _EXACT if self._trained else 0
+        return [*found, float(not self._stopped), float(first)]
 
     def found(self, rows: Sequence[Sequence[float]]) -> str:
         """The warning that follows from the rows of all ranks, once, or ""."""
         if self.settled:
             return ""
-        overlapping, probed, trained, chance, watching = map(math.fsum, zip(*rows, strict=True))
+        overlapping, probed, trained, chance, watching, _ = map(math.fsum, zip(*rows, strict=True))
         significant = overlapping >= _LEAST and overlapping > _BEYOND_CHANCE * chance
         if significant or not watching:
             self.settle()
@@ -97,6 +101,19 @@ class Overlap:
             f"{trained:,.0f} training samples): the learning rate and the choice of weights are fitted to "
             "data that the model memorises, and the held-out loss is too low; take batches out of the "
             "training data with hdet.Probe.set_aside, or give Probe a held-out set"
+        )
+
+    def same_batches(self, rows: Sequence[Sequence[float]]) -> str:
+        """The warning that all ranks were given the same first batch to train on, once, or ""."""
+        first = {row[-1] for row in rows}
+        if self._compared_ranks or len(rows) == 1 or 0.0 in first:
+            return ""
+        self._compared_ranks = True
+        if len(first) > 1:
+            return ""
+        return (
+            f"all {len(rows)} ranks train on the same batches, so that they are worth no more than one: give "
+            "each its own share of the data, by a DistributedSampler or a generator seeded with its rank"
         )
 
     def see(self, module: nn.Module, inputs: object) -> None:

@@ -22,6 +22,7 @@ from hdet.hyperparameters import Axis, Explorable
 from hdet.loop.comparison import Comparison, mean_loss
 from hdet.loop.policy import Context, Decided, Seen
 from hdet.tuning.regression import RegressionController, RegressionState
+from hdet.tuning.standing import Standing
 
 __all__ = ["Regression", "SequentialRegression", "WindowRegression", "windows_in_turn"]
 
@@ -85,6 +86,7 @@ class WindowRegression(Regression):
 
     #: Whether there was a window in which the learning rate had nothing left to gain.
     _stood = False
+    _standing = Standing()
 
     def __init__(
         self, explore: Sequence[Explorable], horizon: Horizon, controller: RegressionController
@@ -124,6 +126,11 @@ class WindowRegression(Regression):
         return [_mean_of_each(self._horizon.mean_losses)]
 
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
+        self._standing, odd = self._standing.after(losses)
+        decided = self._moved(levels, losses)
+        return replace(decided, events=(*decided.events, odd)) if odd else decided
+
+    def _moved(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
         """Early on, regularisation looks bad because it slows learning, even where it helps later. So once a
         window did not improve, only such windows decide."""
         stands = not self._horizon.improves
@@ -136,11 +143,12 @@ class WindowRegression(Regression):
         return super().move(levels, losses)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "stood": self._stood}
+        return {**super().state_dict(), "stood": self._stood, "standing": self._standing.to_row()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._stood = state["stood"]
+        self._standing = Standing.from_row(state["standing"])
 
 
 def windows_in_turn(hyperparameters: int) -> int:

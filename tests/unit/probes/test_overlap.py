@@ -214,7 +214,7 @@ def test_samples_that_are_alike_by_nature_are_no_overlap(make: Callable[[int], T
     for seed in range(1, 21):
         trained, probed = ([checksums(x) for x in make(s).split(16)] for s in (seed, seed + 100))
         for forwards in (9, 19, 29, 40):
-            row = [*compare(trained[:forwards], probed[:4]), 1.0]  # type: ignore[arg-type]
+            row = [*compare(trained[:forwards], probed[:4]), 1.0, 1.0]  # type: ignore[arg-type]
             assert watch.found([row]) == ""
 
 
@@ -363,10 +363,31 @@ def test_a_wrapper_and_what_it_wraps_are_one() -> None:
 
 def test_several_ranks_are_counted_together() -> None:
     watch = Overlap(Probe(lambda x: 0.0, [1], model=nn.Linear(1, 1)))
-    assert watch.found([[1, 64, 100, 0.0, 1], [0, 64, 100, 0.0, 1]]) == ""
-    assert watch.found([[1, 64, 100, 0.0, 1]] * 2).startswith("2 of 128 probe samples")
+    assert watch.found([[1, 64, 100, 0.0, 1, 7], [0, 64, 100, 0.0, 1, 8]]) == ""
+    assert watch.found([[1, 64, 100, 0.0, 1, 7]] * 2).startswith("2 of 128 probe samples")
     assert watch.settled
     assert watch.row() == []
+
+
+def test_ranks_with_the_same_batches_are_told_once() -> None:
+    def row_of(*batches: Tensor) -> tuple[Overlap, list[float]]:
+        model = nn.Linear(6, 1)
+        watch = Overlap(Probe(lambda x: model(x).mean(), [draw(4, 6)], model=model))
+        watch.watch()
+        for x in batches:
+            model(x)
+        return watch, watch.row()
+
+    data = draw(96, 6).split(32)
+    watch, row = row_of(data[0], data[1])
+    _, same = row_of(data[0], data[2])
+    _, other = row_of(data[1], data[0])
+    _, none = row_of()
+    assert row[-1] == same[-1] != other[-1] != none[-1] == 0.0
+    assert watch.same_batches([row, none]) == watch.same_batches([row]) == ""
+    assert watch.same_batches([row, same, row]).startswith("all 3 ranks train on the same batches")
+    assert watch.same_batches([row, same]) == ""
+    assert row_of(data[0])[0].same_batches([row, same, other]) == ""
 
 
 def test_a_second_pass_is_no_coincidence() -> None:
