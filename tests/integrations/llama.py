@@ -142,10 +142,9 @@ def assert_tuned_apart(first: dict[str, Any], second: dict[str, Any], caller: st
     assert first["decays"][0] != second["decays"][0]
     told = [line for line in first["heard"] if "gradients of its own" in line]
     assert told == [
-        f"{caller}: method='autotune': each of 2 processes trains on gradients of its own, which DDP does "
-        "not average; hdet averages the weights at the end of every window"
+        f"{caller}: each of 2 processes trains on gradients of its own, which DDP does not average; hdet "
+        "averages the weights at every sync"
     ]
-    assert any("AutoTune: explores weight_decay" in line for line in first["heard"])
     assert not any("gradients of its own" in line for line in second["heard"])
 
 

@@ -233,6 +233,9 @@ def test_a_step_that_was_skipped_does_not_count(ranks: LocalProcesses, tmp_path:
 # ---------------------------------------------------------------------- by name
 
 
+TUNED = partial(hdet.AutoTune, explore=[hdet.WeightDecay()])
+
+
 def by_name(rank: int, size: int, method: Any, wraps: bool = True) -> dict[str, Any]:
     from accelerate import Accelerator
 
@@ -245,7 +248,7 @@ def by_name(rank: int, size: int, method: Any, wraps: bool = True) -> dict[str, 
         loader = DataLoader(TensorDataset(*samples(size)), batch_size=BATCH)
         wrapped, optimizer = accelerator.prepare(model, llama.optimizer(model))
         probe = None
-        if method == "autotune":
+        if method in ("autotune", TUNED):
             known = wrapped if wraps else model
             probe, loader = hdet.Probe.set_aside(partial(loss_of, wrapped), loader, model=known)
         loader = accelerator.prepare(loader)
@@ -284,15 +287,21 @@ def test_published_is_the_scheduler_by_hand(ranks: LocalProcesses) -> None:
 # ---------------------------------------------------------------------- what is refused
 
 
-def plain_probe(rank: int, size: int) -> str:
+def plain_probe(rank: int, size: int, named: bool) -> str:
     with pytest.raises(ValueError, match="autotune") as caught:
-        by_name(rank, size, "autotune", wraps=False)
+        by_name(rank, size, "autotune" if named else TUNED, wraps=False)
     return str(caught.value)
 
 
-def test_autotune_must_know_what_is_in_ddp(ranks: LocalProcesses) -> None:
-    for said in ranks.run(plain_probe, 2, size=2):
-        assert "the one that accelerator.prepare returned, in DDP, got Sequential; prepare the model" in said
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        (True, "the one that accelerator.prepare returned, in DDP, got Sequential; prepare the model"),
+        (False, "built AutoTune for gradients of their own, which DDP shares; give the probe the model"),
+    ],
+)
+def test_autotune_must_know_what_is_in_ddp(ranks: LocalProcesses, named: bool, words: str) -> None:
+    assert all(words in said for said in ranks.run(plain_probe, 2, named, size=2))
 
 
 def wrong(rank: int, size: int, folder: Path, how: str) -> str:

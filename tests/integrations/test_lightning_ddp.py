@@ -100,9 +100,17 @@ def by_name(rank: int, method: Any, manual: bool) -> dict[str, Any]:
     return watches.watched.told(callback.door, module)
 
 
-@pytest.mark.parametrize("manual", [False, True])
-def test_autotune_trains_on_gradients_of_their_own(ranks: LocalProcesses, manual: bool) -> None:
-    llama.assert_tuned_apart(*ranks.run(on_rank, by_name, "autotune", manual, size=2), "HDETCallback")
+def tuned_by_hand(module: Any, optimizers: Any) -> hdet.AutoTune:
+    return hdet.AutoTune(
+        optimizers, [hdet.WeightDecay()], probe=runs.probe_of(module), total_steps=runs.STEPS
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "manual"), [("autotune", False), ("autotune", True), (tuned_by_hand, False)]
+)
+def test_autotune_trains_on_gradients_of_their_own(ranks: LocalProcesses, method: Any, manual: bool) -> None:
+    llama.assert_tuned_apart(*ranks.run(on_rank, by_name, method, manual, size=2), "HDETCallback")
 
 
 def one_cycle_by_hand(module: Any, optimizers: Any) -> hdet.OneCycleAutoLR:

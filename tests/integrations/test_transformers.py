@@ -144,8 +144,12 @@ def by_name(rank: int, size: int, folder: Path, method: Any) -> dict[str, Any]:
     return {**watched.told(trainer.door, model), "lr": trainer.door.get_last_lr()}
 
 
-def test_autotune_trains_on_gradients_of_their_own(ranks: LocalProcesses, tmp_path: Path) -> None:
-    llama.assert_tuned_apart(*ranks.run(by_name, 2, tmp_path, "autotune", size=2), "HDETTrainer")
+@pytest.mark.parametrize("method", ["autotune", partial(hdet.AutoTune, explore=[hdet.WeightDecay()])])
+def test_autotune_trains_on_gradients_of_their_own(
+    ranks: LocalProcesses, tmp_path: Path, method: Any
+) -> None:
+    """By its name, or as a callable."""
+    llama.assert_tuned_apart(*ranks.run(by_name, 2, tmp_path, method, size=2), "HDETTrainer")
 
 
 def by_hand(optimizer: Any, total_steps: int, model: Any) -> hdet.OneCycleAutoLR:

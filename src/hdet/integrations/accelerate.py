@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hdet.history import SyncRecord
@@ -152,6 +152,12 @@ def prepare(
         if method == "autotune" and in_ddp(accelerator):
             stack.enter_context(_apart(accelerator, probe))
         door = build(make, optimizer, **given)
+        shared = probe is not None and not isinstance(_inner(probe.model), DistributedDataParallel)
+        if shared and in_ddp(accelerator) and getattr(door, "trains_alone", False):
+            raise ValueError(
+                f"{_CALLER}: method built {type(door).__name__} for gradients of their own, which DDP "
+                "shares; give the probe the model that accelerator.prepare returned, and method='autotune'"
+            )
         prepared = Prepared(accelerator, door, stack.pop_all())
     if accelerator.num_processes > 1 and door.replicas.world_size == 1 and door.replicas.local_count == 1:
         raise ValueError(
@@ -164,11 +170,16 @@ def prepare(
     return prepared
 
 
+def _inner(model: nn.Module) -> nn.Module:
+    """Beneath torch.compile."""
+    return getattr(model, "_orig_mod", model)
+
+
 def _apart(accelerator: Accelerator, probe: Probe | None) -> AbstractContextManager[None]:
     """In which processes train on gradients of their own; Accelerate keeps no reference to the DDP."""
     assert probe is not None, "prepare has checked it"
     model = probe.model
-    if not isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel):
+    if not isinstance(_inner(model), DistributedDataParallel):
         raise ValueError(
             f"{_CALLER}: for method='autotune' on several processes the probe's model must be the one that "
             f"accelerator.prepare returned, in DDP, got {type(model).__name__}; prepare the model first, "

@@ -103,11 +103,6 @@ class HDETCallback(Callback):
         if callable(self._method):
             self.door = self._make(pl_module, optimizers)
         else:
-            if self._method == "autotune" and isinstance(trainer.strategy.model, DistributedDataParallel):
-                # DDP has made the start weights equal, and is not needed any more. Its no_sync would not
-                # do: manual optimization undoes it.
-                trainer.strategy.model = pl_module
-                begin_own_gradients("HDETCallback", trainer.global_rank, trainer.world_size)
             # Too few for a search, but the code should run.
             too_few = trainer.fast_dev_run and self._method != "published"
             self.door = build(
@@ -118,6 +113,12 @@ class HDETCallback(Callback):
                 model=pl_module,
                 history=[Tracker(each) for each in trainer.loggers],
             )
+        alone = getattr(self.door, "trains_alone", False)
+        if alone and isinstance(trainer.strategy.model, DistributedDataParallel):
+            # DDP has made the start weights equal, and is not needed any more. Its no_sync would not do:
+            # manual optimization undoes it.
+            trainer.strategy.model = pl_module
+            begin_own_gradients("HDETCallback", trainer.global_rank, trainer.world_size)
         self._checked = self._failed = self._state_taken = False
         self._losses, self._base = [], ExitStack()
         self._wrapped = WrappedScheduler("HDETCallback", self.door)

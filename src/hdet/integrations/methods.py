@@ -104,13 +104,13 @@ def begin_own_gradients(caller: str, rank: int, processes: int, scaler: object =
     """What rank 0 says before training, in one line; raises for what cannot work."""
     if scaler is not None:
         raise ValueError(
-            f"{caller}: method='autotune' on several processes needs steps that all of them take, got a "
-            "GradScaler, which lets one process skip a step alone; use bf16 or full precision"
+            f"{caller}: gradients of their own need steps that all processes take, got a GradScaler, which "
+            "lets one process skip a step alone; use bf16 or full precision"
         )
     if rank == 0:
         logger.info(
-            "%s: method='autotune': each of %d processes trains on gradients of its own, which DDP does not "
-            "average; hdet averages the weights at the end of every window",
+            "%s: each of %d processes trains on gradients of its own, which DDP does not average; hdet "
+            "averages the weights at every sync",
             caller,
             processes,
         )

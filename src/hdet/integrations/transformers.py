@@ -88,7 +88,7 @@ class HDETTrainerMixin(_Base):
         self._name = type(self).__name__
         self._make = builder_of(self._name, method)
         #: Whether processes train on gradients of their own, although the Trainer wraps the model in DDP.
-        self._apart = method == "autotune" and in_ddp(self.accelerator)
+        self._apart = False
         self._check_arguments()
         self._samples_set_aside = 0
         self._probe_dataset = probe_dataset
@@ -148,13 +148,14 @@ class HDETTrainerMixin(_Base):
             # DDP it has the model itself.
             wrapped = self.accelerator._models[-1] if self.accelerator._models else self.model
             model = getattr(wrapped, "_orig_mod", wrapped)
-            if self._apart:
-                who = self.args.process_index, self.args.world_size
-                begin_own_gradients(self._name, *who, self.accelerator.scaler)
             given: dict[str, Any] = {"total_steps": num_training_steps, "model": model}
             if self._probe_dataset is not None:
                 given["probe"] = Probe(self._probe_loss, self._probe_loader(), model=model)
             door = build(self._make, optimizer or self.optimizer, **given)
+            self._apart = in_ddp(self.accelerator) and getattr(door, "trains_alone", False)
+            if self._apart:
+                who = self.args.process_index, self.args.world_size
+                begin_own_gradients(self._name, *who, self.accelerator.scaler)
             self.lr_scheduler = _Scheduler(self, door)
             self._created_lr_scheduler = True
         return self.lr_scheduler

@@ -101,6 +101,8 @@ class Cycle:
         facts = agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
         sharing = self._sharing = GradientSharing(caller, gradients, replicas, model)
         self._own_gradients = sharing.own_gradients
+        #: Whether every rank trains on gradients of its own.
+        self.trains_alone = sharing.own_gradients and sharing.ranks_per_arm == 1
         bound: list[list[Axis]] = []
         try:
             bind_together(caller, replicas, optimizer, policies, bound)
@@ -681,6 +683,11 @@ class Door:
     def apart(self) -> bool:
         """Whether the replicas' weights differ now, so that one rank's are not the run's."""
         return self._cycle.apart
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether every rank trains on gradients of its own."""
+        return self._cycle.trains_alone
 
     @property
     def history(self) -> list[SyncRecord]:

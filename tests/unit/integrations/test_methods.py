@@ -61,7 +61,7 @@ def test_published_needs_an_end_and_one_optimizer() -> None:
 
 
 def test_a_step_that_one_process_may_skip_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Caller: method='autotune' on several processes .* use bf16"):
+    with pytest.raises(ValueError, match=r"Caller: gradients of their own need steps .* use bf16"):
         methods.begin_own_gradients("Caller", 0, 2, scaler=object())
 
 
