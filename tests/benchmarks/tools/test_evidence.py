@@ -50,10 +50,7 @@ def test_every_file_is_quoted_and_says_how_it_was_made() -> None:
     for file in files:
         result = json.loads(file.read_text(encoding="utf-8"))
         assert result["command"].startswith(
-            (
-                *("python -m benchmarks ", "python -m benchmarks.zoo.ablation"),
-                *("python -m benchmarks.zoo.choice", "python -m tests.chaos"),
-            )
+            ("python -m benchmarks ", "python -m benchmarks.zoo.", "python -m tests.chaos")
         )
         assert "--quick" not in result["command"]
         assert {"torch", "cpu", "cores", "date"} <= result["machine"].keys()
