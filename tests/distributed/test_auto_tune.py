@@ -385,6 +385,23 @@ def told(rank: int, batches_of: int | None, noise: float) -> list[str]:
     return [event for record in records if record is not None for event in record.events]
 
 
+def heard(rank: int) -> list[str]:
+    log = logging.getLogger("hdet")
+    log.setLevel(logging.INFO)
+    try:
+        with classifier.listening() as lines:
+            told(rank, None, 0.0)
+    finally:
+        log.setLevel(logging.NOTSET)
+    return [line for line in lines if "large batch" in line]
+
+
+def test_where_the_loss_falls_until_the_end_a_large_batch_is_recommended(ranks: LocalProcesses) -> None:
+    first, *others = ranks.run(heard, size=RANKS, timeout=180)
+    assert [line[:46] for line in first] == ["AutoTune: the loss fell until the end: there one"[:46]]
+    assert not any(others), "rank 0 says it"
+
+
 def test_a_replica_on_other_data_is_told(ranks: LocalProcesses) -> None:
     said = [e for e in ranks.run(told, None, 0.45, size=RANKS, timeout=180)[0] if "whatever its values" in e]
     assert len(said) == 1

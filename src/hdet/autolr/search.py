@@ -48,13 +48,23 @@ from hdet.removed import refuse_removed
 from hdet.replicas import Replicas
 from hdet.replicas.stacked.optimizer import StackedOptimizer
 
-__all__ = ["Search", "check_model", "check_offload", "check_probe", "shortest_window", "take_optimizers"]
+__all__ = [
+    "Search",
+    "advice",
+    "check_model",
+    "check_offload",
+    "check_probe",
+    "shortest_window",
+    "take_optimizers",
+]
 
 logger = logging.getLogger("hdet")
 
 #: The shortest window; momentum that remembers more steps than twice as many makes it longer, and a run that
 #: has not so many as for eight of them shorter.
 _FIRST = 10
+#: Where the best weights come before this share of the run, training overfits.
+_EARLY = 0.9
 #: Fewer steps than this are not one to find how far a rate carries, one at it, and one to decay.
 _LEAST_STEPS = 4
 
@@ -253,6 +263,9 @@ class Search(Door, LRScheduler):
                 "probably between %.1g and %.1g (%s); %s",
                 *(self._name, steps, first, last, self._rate, *likely_rates(self._rate), counted, loads),
             )
+            size, alone = self._cycle.replicas.size, self._cycle.trains_alone
+            if best is not None and (said := advice(best.step, self.steps, size, alone=alone)):
+                logger.info("%s: %s", self._name, said)
 
     @property
     def finished(self) -> bool:
@@ -424,6 +437,28 @@ class Search(Door, LRScheduler):
     def extra_bytes(self) -> int:
         """Memory taken beyond training itself."""
         return self._horizon.extra_bytes()
+
+
+def advice(best: int, steps: int, replicas: int, *, alone: bool) -> str:
+    """What the next run may gain by, with several replicas (docs/replicas.md, when replicas pay), or "".
+
+    >>> advice(300, 400, 4, alone=False)[:60]
+    'the best weights came after 75 % of the run: where training '
+    >>> advice(400, 400, 4, alone=False), advice(300, 400, 4, alone=True), advice(300, 400, 1, alone=False)
+    ('', '', '')
+    """
+    early = best < _EARLY * steps
+    if replicas == 1 or early == alone:
+        return ""
+    if alone:
+        return (
+            "the loss fell until the end: there one large batch (DDP and hdet.AutoLR) mostly ends lower than "
+            "replicas on data of their own"
+        )
+    return (
+        f"the best weights came after {100 * best / steps:.0f} % of the run: where training overfits, "
+        "replicas on data of their own (hdet.AutoTune) mostly end lower than one large batch"
+    )
 
 
 def take_optimizers(caller: str, optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
