@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from hdet.history import SyncRecord
 from hdet.integrations import require
@@ -21,6 +20,7 @@ from hdet.integrations.methods import (
     begin_own_gradients,
     build,
     builder_of,
+    ddp_of,
     in_ddp,
     needs,
     own_gradients,
@@ -152,8 +152,8 @@ def prepare(
         if method == "autotune" and in_ddp(accelerator):
             stack.enter_context(_apart(accelerator, probe))
         door = build(make, optimizer, **given)
-        shared = probe is not None and not isinstance(_inner(probe.model), DistributedDataParallel)
-        if shared and in_ddp(accelerator) and getattr(door, "trains_alone", False):
+        bare = probe is not None and ddp_of(probe.model) is None
+        if bare and in_ddp(accelerator) and getattr(door, "trains_alone", False):
             raise ValueError(
                 f"{_CALLER}: method built {type(door).__name__} for gradients of their own, which DDP "
                 "shares; give the probe the model that accelerator.prepare returned, and method='autotune'"
@@ -170,16 +170,11 @@ def prepare(
     return prepared
 
 
-def _inner(model: nn.Module) -> nn.Module:
-    """Beneath torch.compile."""
-    return getattr(model, "_orig_mod", model)
-
-
 def _apart(accelerator: Accelerator, probe: Probe | None) -> AbstractContextManager[None]:
     """In which processes train on gradients of their own; Accelerate keeps no reference to the DDP."""
     assert probe is not None, "prepare has checked it"
     model = probe.model
-    if not isinstance(_inner(model), DistributedDataParallel):
+    if ddp_of(model) is None:
         raise ValueError(
             f"{_CALLER}: for method='autotune' on several processes the probe's model must be the one that "
             f"accelerator.prepare returned, in DDP, got {type(model).__name__}; prepare the model first, "

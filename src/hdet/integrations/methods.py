@@ -23,6 +23,7 @@ __all__ = [
     "begin_own_gradients",
     "build",
     "builder_of",
+    "ddp_of",
     "in_ddp",
     "needs",
     "own_gradients",
@@ -96,8 +97,14 @@ def in_ddp(accelerator: Any) -> bool:
 def own_gradients(model: nn.Module) -> AbstractContextManager[None]:
     """For AutoTune: within, a model in DDP shares no gradients. DDP has made the start weights equal, and
     hdet averages weights at every sync."""
-    inner = getattr(model, "_orig_mod", model)  # beneath torch.compile
-    return inner.no_sync() if isinstance(inner, DistributedDataParallel) else nullcontext()
+    ddp = ddp_of(model)
+    return nullcontext() if ddp is None else ddp.no_sync()
+
+
+def ddp_of(model: nn.Module) -> DistributedDataParallel | None:
+    """The model in DDP, also beneath torch.compile; None where it is in none."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 def begin_own_gradients(caller: str, rank: int, processes: int, scaler: object = None) -> None:

@@ -1,6 +1,6 @@
 """Whether one replica is always worse, or better, than the others, whatever its values: of other data, say.
 
-Values are dealt anew in every window, so none should be. No torch, no I/O.
+Every window deals other values, so none should be. No torch, no I/O.
 """
 
 from __future__ import annotations
