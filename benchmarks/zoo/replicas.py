@@ -1,9 +1,10 @@
 """When replicas on data of their own beat one large batch: ``python -m benchmarks.zoo.replicas``.
 
-Three ways to spend the same samples in the same steps on the zoo's tasks, all without a learning rate: one
+Ways to spend the same samples in the same steps on the zoo's tasks, all without a learning rate: one
 process on a batch N times as large; N processes that train apart and are averaged at every window, nothing
-explored; the same with what ``explore="auto"`` finds. Only tasks count whose loss is a mean over rows and
-whose batch, N times as large, is not more than all of them.
+explored; the same with what ``explore="auto"`` finds; and the variants of :data:`ARMS`. Only tasks count
+whose loss is a mean over rows and whose batch, N times as large, is not more than all of them.
+docs/protocols/replicas.md says what is compared.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
 
 import hdet
 from benchmarks import machine
@@ -37,6 +41,7 @@ from benchmarks.zoo.families import PARTS, part_of
 from benchmarks.zoo.plan import DEFAULT_RATES
 from benchmarks.zoo.runs import mean_loss
 from benchmarks.zoo.task import Setting
+from hdet.hyperparameters import has_dropout
 from hdet.replicas.launch import LocalProcesses
 
 __all__ = ["ARMS", "ROWS", "Run", "chart", "compare", "execute", "fits", "main", "run"]
@@ -44,7 +49,36 @@ __all__ = ["ARMS", "ROWS", "Run", "chart", "compare", "execute", "fits", "main",
 _AHEAD, _BEHIND = "#2c9c6a", "#e8590c"
 ROWS = Path(__file__).with_name("rows-replicas.jsonl")
 LARGE, AVERAGED, TUNED = "large", "averaged", "tuned"
-ARMS = (LARGE, AVERAGED, TUNED)
+MAIN = (LARGE, AVERAGED, TUNED)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to train. ``explore``: what replicas differ in; None where there is one process. ``decay``,
+    ``dropout``: what they begin with, unless what the task has. ``shares``: when gradients are averaged over
+    the replicas all the same. ``wide``: the logarithm of how far apart decays are."""
+
+    explore: Literal["nothing", "auto", "rate"] | None
+    decay: float | None = None
+    dropout: float | None = None
+    shares: Literal["never", "until it stands", "in the decay"] = "never"
+    wide: float | None = None
+
+
+ARMS = {
+    LARGE: Arm(None),
+    AVERAGED: Arm("nothing"),
+    TUNED: Arm("auto"),
+    "rates": Arm("rate"),
+    "shared, then own": Arm("nothing", shares="until it stands"),
+    "own, then shared": Arm("nothing", shares="in the decay"),
+    **{f"decay {decay:g}": Arm("nothing", decay=decay) for decay in (0.0, 0.1, 0.5, 2.0)},
+    **{f"dropout {p:g}": Arm("nothing", dropout=p) for p in (0.0, 0.3, 0.5)},
+    "tuned from decay 0.1": Arm("auto", decay=0.1),
+    "tuned from decay 0.1, wide": Arm("auto", decay=0.1, wide=1.5),
+}
+#: How far apart learning rates are that replicas differ in, as a logarithm.
+_RATES = 0.5
 #: A rank's seed is that of the run and so many times its number: its batches are its own.
 _STRIDE = 1000
 #: Of one run, in seconds.
@@ -94,27 +128,42 @@ def _train(run: Run, seed: int, steps: int) -> Row:
         hdet.Arms(run.processes).wrap(model)  # all begin with the first one's weights
     model.train()
     (optimizer,) = build(run.optimizer, model, DEFAULT_RATES[run.optimizer])
+    arm = ARMS[run.arm]
+    _put(arm, model, optimizer)
     probe = hdet.Probe(setting.loss_fn, setting.held_out, model=model)
+    auto: Any
+    factor = _RateFactor()
     if run.processes > 1:
-        explore: Any = [] if run.arm == AVERAGED else "auto"
-        auto: Any = hdet.AutoTune(
-            optimizer, explore, probe=probe, total_steps=steps, gradients="none", seed=run.seed
+        auto = hdet.AutoTune(
+            optimizer,
+            _explored(arm, model, factor),
+            probe=probe,
+            total_steps=steps,
+            gradients="none",
+            seed=run.seed,
         )
+        if arm.explore == "rate":
+            factor.attach(optimizer)
     else:
         auto = hdet.AutoLR(optimizer, probe=probe, total_steps=steps)
+    shares = arm.shares == "until it stands"
     start, began = mean_loss(setting, setting.test), time.perf_counter()
     for _ in range(steps):
         batch = batches()
         optimizer.zero_grad()
         setting.loss_fn(batch).backward()  # type: ignore[no-untyped-call]
+        if shares:
+            _average_gradients(model)
         optimizer.step()
-        auto.step()
+        if auto.step() is not None:
+            shares = shares and auto._horizon.improves
+        shares = shares or (arm.shares == "in the decay" and not auto.searching)
         if auto.finished:
             break
     seconds = time.perf_counter() - began
     end = mean_loss(setting, setting.test)
     best = auto.finish_()
-    values = {name: value for name, value in auto.values.items() if run.arm == TUNED and name[:2] != "lr"}
+    values = {name: value for name, value in auto.values.items() if run.processes > 1 and name[:3] != "lr/"}
     return {
         "start": _finite(start),
         "test": _finite(end),
@@ -129,6 +178,68 @@ def _train(run: Run, seed: int, steps: int) -> Row:
         "values": values,
         "seconds": round(seconds, 3),
     }
+
+
+def _put(arm: Arm, model: nn.Module, optimizer: Optimizer) -> None:
+    """What the replicas begin with."""
+    if arm.decay is not None:
+        for group in optimizer.param_groups:
+            group["weight_decay"] = arm.decay
+    if arm.dropout is not None:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = arm.dropout
+
+
+def _explored(arm: Arm, model: nn.Module, factor: _RateFactor) -> Any:
+    if arm.explore == "rate":
+        return [factor.hyperparameter]
+    if arm.wide is not None:
+        dropout = [hdet.Dropout(model)] if has_dropout(model) else []
+        return [hdet.WeightDecay(spread=arm.wide), *dropout]
+    return "auto" if arm.explore == "auto" else []
+
+
+class _RateFactor:
+    """A factor on AutoTune's learning rate, by which replicas differ: HDET's fan-out, judged by a probe."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self.hyperparameter = hdet.Hyperparameter(
+            "rate",
+            lambda: self.value,
+            lambda value: setattr(self, "value", float(value)),
+            scale="log",
+            bounds=(0.1, 10.0),
+            spread=_RATES,
+        )
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Within every step the learning rate is times the factor."""
+        before: list[float] = []
+
+        def enter(*_: object) -> None:
+            before[:] = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] *= self.value
+
+        def leave(*_: object) -> None:
+            for group, lr in zip(optimizer.param_groups, before, strict=True):
+                group["lr"] = lr
+
+        optimizer.register_step_pre_hook(enter)
+        optimizer.register_step_post_hook(leave)
+
+
+def _average_gradients(model: nn.Module) -> None:
+    """As DDP does."""
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = flat.to(gradients[0].device).split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def _joined(run: Run, setting: Setting) -> Callable[[], Batch]:
@@ -163,7 +274,7 @@ def compare(rows: Sequence[Row]) -> dict[str, Any]:
         by_cell.setdefault((row["task"], row["optimizer"]), {})[row["arm"], row["seed"]] = row
     lines = []
     for (task, optimizer), known in sorted(by_cell.items()):
-        seeds = [s for s in sorted({seed for _, seed in known}) if all((arm, s) in known for arm in ARMS)]
+        seeds = [s for s in sorted({seed for _, seed in known}) if all((arm, s) in known for arm in MAIN)]
         if not seeds:
             continue
         one = known[AVERAGED, seeds[0]]
@@ -221,6 +332,7 @@ def run(
     optimizers: str = "adamw",
     replicas: int = 4,
     seeds: int = 2,
+    arms: str = ";".join(MAIN),
     device: str = "cpu",
     processes: int | None = None,
     minutes: float | None = None,
@@ -235,7 +347,11 @@ def run(
         some = [cell for cell in some if cell[0] in (tasks.split(",") if tasks else TASKS)]
         some = sorted((c for c in some if fits(c[0], replicas)), key=lambda cell: -TASKS[cell[0]].steps)
         wanted = [
-            Run(*cell, arm, replicas, seed, device) for seed in range(seeds) for arm in ARMS for cell in some
+            Run(*cell, arm, replicas, seed, device)
+            for seed in range(seeds)
+            for arm in _named(arms)
+            for cell in some
+            if ARMS[arm].dropout is None or has_dropout(TASKS[cell[0]].build(0, "cpu").model)
         ]
         _run_missing(wanted, done, processes or os.cpu_count() or 1, minutes, device, say)
     return {
@@ -244,6 +360,14 @@ def run(
         "errors": sorted(f"{one}: {row['error']}" for one, row in done.failed.items()),
         **compare([*done.finished.values()]),
     }
+
+
+def _named(arms: str) -> list[str]:
+    """The arms of a list between semicolons; their own names have commas."""
+    names = [name.strip() for name in arms.split(";")]
+    if unknown := [name for name in names if name not in ARMS]:
+        raise ValueError(f"--arms must be names of {list(ARMS)}, between semicolons, got {unknown}")
+    return names
 
 
 def _run_missing(
@@ -318,6 +442,7 @@ def main() -> None:
     parser.add_argument("--optimizers", default="adamw", help="between commas")
     parser.add_argument("--replicas", type=int, default=4, help="N")
     parser.add_argument("--seeds", type=int, default=2, help="how many")
+    parser.add_argument("--arms", default=";".join(MAIN), help=f"between semicolons, of {list(ARMS)}")
     parser.add_argument("--device", default="cpu", help="where to train")
     write_table("zoo-replicas", parser, run, ROWS, chart)
 
