@@ -63,6 +63,7 @@ class Arm:
     dropout: float | None = None
     shares: Literal["never", "until it stands", "in the decay"] = "never"
     wide: float | None = None
+    useful: float | None = None
 
 
 ARMS = {
@@ -74,8 +75,14 @@ ARMS = {
     "own, then shared": Arm("nothing", shares="in the decay"),
     **{f"decay {decay:g}": Arm("nothing", decay=decay) for decay in (0.0, 0.1, 0.5, 2.0)},
     **{f"dropout {p:g}": Arm("nothing", dropout=p) for p in (0.0, 0.3, 0.5)},
-    "tuned from decay 0.1": Arm("auto", decay=0.1),
     "tuned from decay 0.1, wide": Arm("auto", decay=0.1, wide=1.5),
+    "tuned late": Arm("auto", useful=0.0),
+    "tuned late, wide, shared": Arm("auto", wide=1.5, useful=0.0, shares="until it stands"),
+    "tuned late, wide": Arm("auto", wide=1.5, useful=0.0),
+    "tuned late from 0.1, wide": Arm("auto", wide=1.5, useful=0.1),
+    "tuned late from 0.1, shared": Arm("auto", wide=1.5, useful=0.1, shares="until it stands"),
+    "tuned late from 0.3, shared": Arm("auto", wide=1.5, useful=0.3, shares="until it stands"),
+    "tuned late from 0.1, narrow, shared": Arm("auto", wide=0.5, useful=0.1, shares="until it stands"),
 }
 #: How far apart learning rates are that replicas differ in, as a logarithm.
 _RATES = 0.5
@@ -156,7 +163,7 @@ def _train(run: Run, seed: int, steps: int) -> Row:
             _average_gradients(model)
         optimizer.step()
         if auto.step() is not None:
-            shares = shares and auto._horizon.improves
+            shares = shares and not auto._horizon.stood
         shares = shares or (arm.shares == "in the decay" and not auto.searching)
         if auto.finished:
             break
@@ -237,7 +244,7 @@ def _average_gradients(model: nn.Module) -> None:
     flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    parts = flat.to(gradients[0].device).split([gradient.numel() for gradient in gradients])
+    parts = torch.split(flat.to(gradients[0].device), [gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
 

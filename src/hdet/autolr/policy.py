@@ -67,6 +67,7 @@ class Horizon(Policy):
 
     kind = "horizon"
     probes = True
+    stood: bool
     follows_weights = True
 
     def __init__(
@@ -89,6 +90,8 @@ class Horizon(Policy):
         self._widths: dict[str, int] = {}
         #: Whether the last window was better than all before, or nothing has been learnt yet.
         self.improves = True
+        #: Whether there was one that was not.
+        self.stood = False
         #: At the mean of all replicas, at the last sync.
         self.mean_losses: list[float | Tensor] = []
 
@@ -353,6 +356,7 @@ class Horizon(Policy):
         used = [state.value for state in self._states]
         incumbent.count(step, used, rises=rises, moved=explained != 0)
         self.improves = incumbent.improves
+        self.stood = self.stood or not self.improves
         plan = replace(plan, best=incumbent.weights.choice.improved_at == step)
         if not incumbent.behind or not self._clock.searches_after(step):
             return plan
@@ -446,6 +450,7 @@ class Horizon(Policy):
             **self._clock.state_dict(),
             "taken": self._taken,
             "fresh": self._fresh,
+            "stood": self.stood,
             "previous_middle": list(self._previous_middle),
             "incumbent": self.incumbent.state_dict(),
             "curve": [self._curve.peak, self._curve.now],
@@ -461,6 +466,7 @@ class Horizon(Policy):
         self._states = [HorizonState(**saved) for saved in state["states"]]
         self._clock.load_state_dict(state)
         self.window_end, self._taken, self._fresh = self._clock.end, state["taken"], state["fresh"]
+        self.stood = state["stood"]
         self._previous_middle, self._curve = list(state["previous_middle"]), Curve(*state["curve"])
         self.incumbent.load_state_dict(state["incumbent"])
         self._checks.load(state["constant"])

@@ -264,7 +264,8 @@ class Search(Door, LRScheduler):
                 *(self._name, steps, first, last, self._rate, *likely_rates(self._rate), counted, loads),
             )
             size, alone = self._cycle.replicas.size, self._cycle.trains_alone
-            if best is not None and (said := advice(best.step, self.steps, size, alone=alone)):
+            said = "" if best is None or self.switches else advice(best.step, self.steps, size, alone=alone)
+            if said:
                 logger.info("%s: %s", self._name, said)
 
     @property

@@ -6,7 +6,6 @@ Accelerate would step a scheduler once for each process. Here the door steps onc
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -23,7 +22,6 @@ from hdet.integrations.methods import (
     ddp_of,
     in_ddp,
     needs,
-    own_gradients,
     wants,
 )
 from hdet.loop.cycle import Door
@@ -45,11 +43,9 @@ class Prepared(WrappedScheduler):
     Every other attribute is the door's: ``finished``, ``finish_()``, ``get_last_lr()``.
     """
 
-    def __init__(self, accelerator: Accelerator, door: Any, apart: ExitStack) -> None:
+    def __init__(self, accelerator: Accelerator, door: Any) -> None:
         super().__init__(_CALLER, door)
         self._accelerator = accelerator
-        #: Open while processes train on gradients of their own.
-        self._apart = apart
         self._losses: list[Any] = []
 
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
@@ -148,17 +144,18 @@ def prepare(
     given: dict[str, Any] = {"total_steps": total_steps}
     given |= {"model": getattr(models[-1], "_orig_mod", models[-1])} if models else {}
     given |= {} if probe is None else {"probe": probe}
-    with ExitStack() as stack:
-        if method == "autotune" and in_ddp(accelerator):
-            stack.enter_context(_apart(accelerator, probe))
-        door = build(make, optimizer, **given)
-        bare = probe is not None and ddp_of(probe.model) is None
-        if bare and in_ddp(accelerator) and getattr(door, "trains_alone", False):
+    door = build(make, optimizer, **given)
+    if in_ddp(accelerator):
+        own = getattr(door, "trains_alone", False) or getattr(door, "switches", False)
+        if own and probe is not None and ddp_of(probe.model) is None:
             raise ValueError(
-                f"{_CALLER}: method built {type(door).__name__} for gradients of their own, which DDP "
-                "shares; give the probe the model that accelerator.prepare returned, and method='autotune'"
+                f"{_CALLER}: where processes train on gradients of their own, the probe's model must be the "
+                f"one that accelerator.prepare returned, in DDP, got {type(probe.model).__name__}; prepare "
+                "the model first, then make the probe"
             )
-        prepared = Prepared(accelerator, door, stack.pop_all())
+        who = accelerator.process_index, accelerator.num_processes
+        begin_own_gradients(_CALLER, door, *who, accelerator.scaler)
+    prepared = Prepared(accelerator, door)
     if accelerator.num_processes > 1 and door.replicas.world_size == 1 and door.replicas.local_count == 1:
         raise ValueError(
             f"{_CALLER}: {type(door).__name__} must know all {accelerator.num_processes} processes, and was "
@@ -168,18 +165,3 @@ def prepare(
     accelerator.register_save_state_pre_hook(prepared.before_save)
     accelerator.register_load_state_pre_hook(prepared.before_load)
     return prepared
-
-
-def _apart(accelerator: Accelerator, probe: Probe | None) -> AbstractContextManager[None]:
-    """In which processes train on gradients of their own; Accelerate keeps no reference to the DDP."""
-    assert probe is not None, "prepare has checked it"
-    model = probe.model
-    if ddp_of(model) is None:
-        raise ValueError(
-            f"{_CALLER}: for method='autotune' on several processes the probe's model must be the one that "
-            f"accelerator.prepare returned, in DDP, got {type(model).__name__}; prepare the model first, "
-            "then make the probe"
-        )
-    who = accelerator.process_index, accelerator.num_processes
-    begin_own_gradients(_CALLER, *who, accelerator.scaler)
-    return own_gradients(model)

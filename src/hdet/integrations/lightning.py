@@ -33,7 +33,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # no
 
 from hdet.autolr.search import Search  # noqa: E402
 from hdet.integrations.checkpointing import WrappedScheduler  # noqa: E402
-from hdet.integrations.methods import Method, begin_own_gradients, build, builder_of  # noqa: E402
+from hdet.integrations.methods import Method, begin_own_gradients, build, builder_of, sharing_of  # noqa: E402
 from hdet.integrations.trackers import Tracker  # noqa: E402
 from hdet.probes import Probe  # noqa: E402
 from hdet.removed import refuse_removed  # noqa: E402
@@ -100,6 +100,7 @@ class HDETCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Build the door: optimizers and process group exist, and no optimizer state has been loaded."""
         optimizers = list(trainer.optimizers)
+        in_ddp = isinstance(trainer.strategy.model, DistributedDataParallel)
         if callable(self._method):
             self.door = self._make(pl_module, optimizers)
         else:
@@ -111,14 +112,12 @@ class HDETCallback(Callback):
                 probe=self._probe(pl_module) if callable(self._probe) else self._probe,
                 total_steps=None if too_few else _expected_steps(trainer, len(optimizers)),
                 model=pl_module,
+                **(sharing_of(self._make) if in_ddp else {}),
                 history=[Tracker(each) for each in trainer.loggers],
             )
-        alone = getattr(self.door, "trains_alone", False)
-        if alone and isinstance(trainer.strategy.model, DistributedDataParallel):
-            # DDP has made the start weights equal, and is not needed any more. Its no_sync would not do:
-            # manual optimization undoes it.
-            trainer.strategy.model = pl_module
-            begin_own_gradients("HDETCallback", trainer.global_rank, trainer.world_size)
+        if in_ddp:
+            begin_own_gradients("HDETCallback", self.door, trainer.global_rank, trainer.world_size)
+        self._leave_ddp(trainer, pl_module)
         self._checked = self._failed = self._state_taken = False
         self._losses, self._base = [], ExitStack()
         self._wrapped = WrappedScheduler("HDETCallback", self.door)
@@ -128,6 +127,13 @@ class HDETCallback(Callback):
                 f"HDETCallback: {type(self.door).__name__} writes the learning rates, and so would the "
                 f"scheduler that configure_optimizers returns, got {kinds}; return the optimizers alone"
             )
+
+    def _leave_ddp(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Where each process trains on gradients of its own, DDP is not needed any more. Its no_sync would
+        not do: manual optimization undoes it."""
+        ddp = isinstance(trainer.strategy.model, DistributedDataParallel)
+        if ddp and getattr(self.door, "trains_alone", False):
+            trainer.strategy.model = pl_module
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -147,6 +153,7 @@ class HDETCallback(Callback):
                 f"{type(self.door).__name__} to continue from; resume from a checkpoint written with this "
                 "callback (not save_weights_only), or start a new Trainer without ckpt_path"
             )
+        self._leave_ddp(trainer, pl_module)
         self._hook = pl_module.register_state_dict_pre_hook(self._note_state)
 
     # ------------------------------------------------------------------ a step
@@ -171,6 +178,7 @@ class HDETCallback(Callback):
         self._steps = trainer.global_step
         losses, self._losses = self._losses, []
         self.door.step(_mean(losses))
+        self._leave_ddp(trainer, pl_module)
         if self.door.apart and not self._checked:
             self._checked = True
             _check_copies(self.door, trainer)

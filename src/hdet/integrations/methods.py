@@ -27,6 +27,7 @@ __all__ = [
     "in_ddp",
     "needs",
     "own_gradients",
+    "sharing_of",
     "wants",
 ]
 
@@ -86,6 +87,12 @@ def build(make: Callable[..., Any], optimizer: Any, **given: Any) -> Any:
     return make(optimizer, **{name: value for name, value in given.items() if wants(make, name)})
 
 
+def sharing_of(make: Callable[..., Any]) -> dict[str, Any]:
+    """What AutoTune must be told where a framework's DDP is out of its sight: gradients are shared first."""
+    tunes = getattr(make, "func", make) is AutoTune and wants(make, "gradients")
+    return {"gradients": "switch"} if tunes else {}
+
+
 # ---------------------------------------------------------------------- gradients of their own
 
 
@@ -94,10 +101,10 @@ def in_ddp(accelerator: Any) -> bool:
     return str(accelerator.distributed_type.value).startswith("MULTI_")
 
 
-def own_gradients(model: nn.Module) -> AbstractContextManager[None]:
-    """For AutoTune: within, a model in DDP shares no gradients. DDP has made the start weights equal, and
-    hdet averages weights at every sync."""
-    ddp = ddp_of(model)
+def own_gradients(model: nn.Module, door: Any) -> AbstractContextManager[None]:
+    """Within, a model in DDP shares no gradients, if the door has each process train on its own. DDP has made
+    the start weights equal, and hdet averages weights at every sync."""
+    ddp = ddp_of(model) if getattr(door, "trains_alone", False) else None
     return nullcontext() if ddp is None else ddp.no_sync()
 
 
@@ -107,8 +114,12 @@ def ddp_of(model: nn.Module) -> DistributedDataParallel | None:
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
-def begin_own_gradients(caller: str, rank: int, processes: int, scaler: object = None) -> None:
-    """What rank 0 says before training, in one line; raises for what cannot work."""
+def begin_own_gradients(caller: str, door: Any, rank: int, processes: int, scaler: object = None) -> None:
+    """What rank 0 says before training, in one line, if the door will have each process train on its own
+    gradients; raises for what cannot work."""
+    later = getattr(door, "switches", False)
+    if not (later or getattr(door, "trains_alone", False)):
+        return
     if scaler is not None:
         raise ValueError(
             f"{caller}: gradients of their own need steps that all processes take, got a GradScaler, which "
@@ -116,8 +127,9 @@ def begin_own_gradients(caller: str, rank: int, processes: int, scaler: object =
         )
     if rank == 0:
         logger.info(
-            "%s: each of %d processes trains on gradients of its own, which DDP does not average; hdet "
+            "%s: %seach of %d processes trains on gradients of its own, which DDP does not average; hdet "
             "averages the weights at every sync",
             caller,
+            "from the first window on that does not improve " if later else "",
             processes,
         )

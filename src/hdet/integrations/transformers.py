@@ -31,6 +31,7 @@ from hdet.integrations.methods import (
     in_ddp,
     needs,
     own_gradients,
+    sharing_of,
     wants,
 )
 from hdet.probes import Probe
@@ -87,8 +88,6 @@ class HDETTrainerMixin(_Base):
         super().__init__(*args, **kwargs)
         self._name = type(self).__name__
         self._make = builder_of(self._name, method)
-        #: Whether processes train on gradients of their own, although the Trainer wraps the model in DDP.
-        self._apart = False
         self._check_arguments()
         self._samples_set_aside = 0
         self._probe_dataset = probe_dataset
@@ -151,11 +150,12 @@ class HDETTrainerMixin(_Base):
             given: dict[str, Any] = {"total_steps": num_training_steps, "model": model}
             if self._probe_dataset is not None:
                 given["probe"] = Probe(self._probe_loss, self._probe_loader(), model=model)
+            if in_ddp(self.accelerator):
+                given |= sharing_of(self._make)
             door = build(self._make, optimizer or self.optimizer, **given)
-            self._apart = in_ddp(self.accelerator) and getattr(door, "trains_alone", False)
-            if self._apart:
+            if in_ddp(self.accelerator):
                 who = self.args.process_index, self.args.world_size
-                begin_own_gradients(self._name, *who, self.accelerator.scaler)
+                begin_own_gradients(self._name, door, *who, self.accelerator.scaler)
             self.lr_scheduler = _Scheduler(self, door)
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -233,7 +233,7 @@ class HDETTrainerMixin(_Base):
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """As the Trainer's, and keeps the loss; those of the micro-batches add up to that of the step."""
-        with own_gradients(model) if self._apart else nullcontext():
+        with own_gradients(model, self.door):
             loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         own = loss.detach()
         self._loss_sum = own if self._loss_sum is None else self._loss_sum + own

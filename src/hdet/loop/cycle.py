@@ -101,8 +101,13 @@ class Cycle:
         facts = agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
         sharing = self._sharing = GradientSharing(caller, gradients, replicas, model)
         self._own_gradients = sharing.own_gradients
-        #: Whether every rank trains on gradients of its own.
-        self.trains_alone = sharing.own_gradients and sharing.ranks_per_arm == 1
+        #: Whether there is one gradient for everybody now, and each rank will have its own later.
+        self._shares = sharing.shares_first
+        if self._shares and all(policy.stood is None for policy in policies):
+            raise ValueError(
+                f"{caller}: gradients must be 'all', 'none' or an hdet.Arms, got 'switch', which needs to "
+                "know when the loss falls no more, as hdet.AutoTune does"
+            )
         bound: list[list[Axis]] = []
         try:
             bind_together(caller, replicas, optimizer, policies, bound)
@@ -227,6 +232,8 @@ class Cycle:
         elif replicas.size > 1 and replicas.local_count == 1:
             where = ", one a process"
         steps = "an open number of" if self.total_steps is None else f"{self.total_steps}"
+        if self._shares:
+            where += "; one gradient for all until a window does not improve, then each its own"
         described = [words for policy in self._policies if (words := policy.describe())]
         return "; ".join([f"{replicas.size} replica{several}{where}; {steps} steps", *described])
 
@@ -271,6 +278,16 @@ class Cycle:
         """Whether the replicas' weights differ now, so that one rank's are not the run's."""
         differs = self._own_gradients or self._fan_out.explores
         return self.replicas.size > 1 and self._since_sync > 0 and differs
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether every rank trains on gradients of its own."""
+        return self._own_gradients and self._sharing.ranks_per_arm == 1 and not self._shares
+
+    @property
+    def switches(self) -> bool:
+        """Whether :attr:`trains_alone` changes while the run goes on."""
+        return self._sharing.shares_first
 
     # ------------------------------------------------------------------ one step
 
@@ -407,7 +424,7 @@ class Cycle:
         judging = [policy for policy in self._policies if policy.judges(self.steps)]
         gathered = self._meeting.sync(self.steps, self._round, self._training_loss, judging)
         self._since_sync = 0
-        warnings = self._meeting.warnings(self.steps, gathered)
+        warnings = self._meeting.warnings(self.steps, gathered, shares=self._shares)
         self._fan_out.restore()
         decided = self._decide(judging, gathered)
         if decided.went_back:
@@ -418,6 +435,9 @@ class Cycle:
         for kind, warning in warnings.items():
             self._announcer.warn_once(warning, kind)
         events = [*gathered.events, *decided.events]
+        if self._shares and any(policy.stood for policy in self._policies):
+            events.append("the loss falls no more: from here on every replica has a gradient of its own")
+            self._share(False)
         record = SyncRecord(
             step=self.steps,
             round=self._round,
@@ -439,6 +459,12 @@ class Cycle:
         self._records.append(record)
         self._announcer.events += events_of(record, decided, gathered.events)
         return record
+
+    def _share(self, shares: bool) -> None:
+        """One gradient for everybody, or each rank its own."""
+        if self.switches:
+            self._shares = shares
+            self._sharing.part(not shares)
 
     def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:
         """Every policy in turn, from what all ranks have gathered. One that does not judge at this sync only
@@ -501,11 +527,13 @@ class Cycle:
         """Training is over, at whichever step it is; where that is not the last one, it is logged."""
         if self.total_steps is not None and self.steps < self.total_steps:
             self._announcer.warn_once(unfinished(self.steps, self.total_steps), "stopped")
+        self._sharing.part(False)
         self._announcer.close()
 
     def detach(self) -> None:
         """Remove the fan-out; what remains are the base values."""
         self._hooks.remove()
+        self._sharing.part(False)
         self._announcer.close()
         if self.apart:
             self._announcer.warn_once(
@@ -560,6 +588,7 @@ class Cycle:
             "seed": self._fan_out.seed,
             "explored": [axis.state_dict() for axis in self._fan_out.axes],
             "explained": self._explained,
+            "shares": self._shares,
             "loss": self._training_loss.state_dict(self.replicas.world_rank),
             # Skipped on the device and yet to be taken back, and for which the schedule waits already.
             "skipped": self._hooks.skipped_ago(),
@@ -611,6 +640,7 @@ class Cycle:
         """Take over what :meth:`check_state` has let pass."""
         self.steps, self._round, self._explained = saved["steps"], saved["round"], saved["explained"]
         self._fan_out.seed = saved["seed"]
+        self._share(saved["shares"])
         self._fan_out.restore()
         for axis, of_axis in zip(self._fan_out.axes, saved["explored"], strict=True):
             axis.load_state_dict(of_axis)
@@ -688,6 +718,11 @@ class Door:
     def trains_alone(self) -> bool:
         """Whether every rank trains on gradients of its own."""
         return self._cycle.trains_alone
+
+    @property
+    def switches(self) -> bool:
+        """Whether :attr:`trains_alone` changes while the run goes on."""
+        return self._cycle.switches
 
     @property
     def history(self) -> list[SyncRecord]:

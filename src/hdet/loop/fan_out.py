@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from hdet.hyperparameters import Axis, GroupLearningRate
 from hdet.loop.levels import DESIGNS, Design, permuted
-from hdet.replicas import Arms, Replicas, refuse_wiring
+from hdet.replicas import Arms, Replicas, ddps, refuse_wiring
 
 __all__ = ["FanOut", "GradientSharing", "Gradients"]
 
 #: ``"all"``: one gradient for everybody, as in the paper; replicas differ by what the optimizer makes of it.
 #: ``"none"``: every rank its own. :class:`~hdet.Arms`: one for each arm, whose ranks explore the same values;
-#: of replicas that are stacked, the number of arms that they were stacked with.
-Gradients = Literal["all", "none"] | int | Arms
+#: of replicas that are stacked, the number of arms that they were stacked with. ``"switch"``: first one for
+#: everybody, and from the first window that does not improve on every rank its own.
+Gradients = Literal["all", "none", "switch"] | int | Arms
 
 
 class GradientSharing:
@@ -46,15 +47,23 @@ class GradientSharing:
                 f"{caller}: gradients must be what the replicas {how}, {replicas.gradients!r}, "
                 f"got {gradients!r}; give both the same"
             )
-        if not isinstance(gradients, Arms) and gradients not in ("all", "none", replicas.gradients):
-            raise ValueError(f"{caller}: gradients must be 'all', 'none' or an hdet.Arms, got {gradients!r}")
+        known = "all", "none", "switch", replicas.gradients
+        if not isinstance(gradients, Arms) and gradients not in known:
+            raise ValueError(
+                f"{caller}: gradients must be 'all', 'none', 'switch' or an hdet.Arms, got {gradients!r}"
+            )
         if isinstance(gradients, Arms) and gradients.ranks != replicas.size:
             raise ValueError(
                 f"{caller}: gradients must be arms of the {replicas.size} ranks here, got {gradients!r} of "
                 f"{gradients.ranks}; give Arms and {caller} the same process_group"
             )
         arms = gradients.count if isinstance(gradients, Arms) else gradients
-        among = replicas.size if arms == "all" else 1 if arms == "none" else replicas.size // arms
+        among = replicas.size if arms == "all" else 1
+        if isinstance(arms, int):
+            among = replicas.size // arms
+        #: Whether there is one gradient for everybody, until :meth:`part`.
+        self.shares_first = gradients == "switch" and replicas.size > 1
+        self._ddps = ddps(model) if self.shares_first else []
         #: Whether ranks differ by more than what the optimizer makes of one gradient.
         self.own_gradients = among < replicas.size
         #: Ranks that have all values in common.
@@ -63,7 +72,13 @@ class GradientSharing:
         self.arms = replicas.size // self.ranks_per_arm
         self.arm = replicas.rank // self.ranks_per_arm
         if replicas.size > 1 and model is not None:
-            refuse_wiring(caller, model, among, gradients.members if isinstance(gradients, Arms) else None)
+            wired = replicas.size if self.shares_first else among
+            refuse_wiring(caller, model, wired, gradients.members if isinstance(gradients, Arms) else None)
+
+    def part(self, apart: bool = True) -> None:
+        """From the next step on DDP leaves each rank the gradient that it has, or shares them again."""
+        for ddp in self._ddps:
+            ddp.require_backward_grad_sync = not apart
 
     def by_arm(self, values: Sequence[float]) -> tuple[float, ...]:
         """The mean of every arm's ranks: they are one replica, measured several times."""

@@ -139,6 +139,7 @@ class Watch:
         rounding: float,
         *,
         began_apart: bool,
+        shares: bool = False,
     ) -> dict[str, str]:
         """Warnings by kind, from the replicas' losses and their distances from the mean."""
         warnings: dict[str, str] = {}
@@ -166,7 +167,13 @@ class Watch:
                 f"{self._caller}.step: step {step}: {warnings['too far']}; so at {self._too_far} syncs in a "
                 "row"
             )
-        if self._own_gradients and len(measured) > 1 and max(measured) <= rounding:
+        if shares and max(measured) > _ROUNDINGS * rounding and not began_apart:
+            warnings["not shared"] = (
+                f"the replicas are {max(measured):.3g} apart, and with gradients='switch' they should have "
+                "one gradient until a window does not improve: wrap the model in DistributedDataParallel, or "
+                "average gradients while trains_alone is False"
+            )
+        elif self._own_gradients and not shares and len(measured) > 1 and max(measured) <= rounding:
             warnings["no divergence"] = (
                 "the replicas are at the same weights although each arm has gradients of its own: something "
                 "shares them, such as DistributedDataParallel over all ranks, or all have the same batches"

@@ -107,11 +107,12 @@ class Meeting:
             began_apart=began_apart,
         )
 
-    def warnings(self, steps: int, seen: Gathered) -> dict[str, str]:
-        """What a user should know of this sync, by kind. Raises where it has gone wrong too often."""
+    def warnings(self, steps: int, seen: Gathered, *, shares: bool = False) -> dict[str, str]:
+        """What a user should know of this sync, by kind; ``shares``: until it the replicas had one gradient,
+        whatever comes later. Raises where it has gone wrong too often."""
         if self._diverges:
             distances = seen.distances, seen.predicted, seen.divergence.rounding
-            found = self._watch(steps, seen.losses, *distances, began_apart=seen.began_apart)
+            found = self._watch(steps, seen.losses, *distances, began_apart=seen.began_apart, shares=shares)
             return found | overwritten(self._fan_out.axes)
         # Where buffers are averaged, a replica that has lost one takes the others'.
         lost = self._converge.lost_buffers()

@@ -154,6 +154,8 @@ class Policy(ABC):
     own_loss: float | Tensor | None = None
     #: How many steps each of its windows has; None where they differ.
     sync_every: int | None = None
+    #: Whether there was a window that did not improve; None where it does not know.
+    stood: bool | None = None
     #: Whether it estimates all its hyperparameters together, so that the design must separate them.
     estimates_jointly = False
 

@@ -7,6 +7,7 @@ from hdet.replicas.arms import Arms
 from hdet.replicas.base import Mean, Replicas, SoloReplica
 from hdet.replicas.find import (
     ProcessGroup,
+    ddps,
     find_replicas,
     refuse_divergence,
     refuse_flat_gradients,
@@ -35,6 +36,7 @@ __all__ = [
     "Replicas",
     "SoloReplica",
     "StackedReplicas",
+    "ddps",
     "drop_gathered",
     "find_replicas",
     "is_dtensor",

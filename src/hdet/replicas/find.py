@@ -27,6 +27,7 @@ from hdet.replicas.stacked.optimizer import StackedOptimizer
 
 __all__ = [
     "ProcessGroup",
+    "ddps",
     "find_replicas",
     "refuse_divergence",
     "refuse_flat_gradients",
@@ -207,17 +208,23 @@ def refuse_flat_gradients(caller: str, what: str, parameters: Iterable[Tensor]) 
         )
 
 
+def ddps(model: nn.Module | None) -> list[nn.parallel.DistributedDataParallel]:
+    """The parts of a model that share gradients; within ``no_sync`` none does."""
+    ddp = nn.parallel.DistributedDataParallel
+    every = () if model is None else model.modules()
+    return [module for module in every if isinstance(module, ddp) and module.require_backward_grad_sync]
+
+
 def refuse_wiring(caller: str, model: nn.Module, among: int, members: Sequence[int] | None = None) -> None:
     """Raise ValueError for a DDP that shares gradients among other ranks than ``gradients=`` says.
 
     ``among`` is how many they are, ``members`` which, where that is known. Within ``no_sync`` it shares none.
     """
-    for module in model.modules():
-        if isinstance(module, nn.parallel.DistributedDataParallel) and module.require_backward_grad_sync:
-            wired = dist.get_process_group_ranks(module.process_group)
-            if len(wired) != among or (members is not None and set(wired) != set(members)):
-                raise ValueError(
-                    f"{caller}: gradients= says that {among} rank{'s share' if among > 1 else ' has'} a "
-                    f"gradient, and model is a DistributedDataParallel over {len(wired)}, {wired}; wrap it "
-                    "with hdet.Arms(count).wrap(model) and pass those arms as gradients"
-                )
+    for module in ddps(model):
+        wired = dist.get_process_group_ranks(module.process_group)
+        if len(wired) != among or (members is not None and set(wired) != set(members)):
+            raise ValueError(
+                f"{caller}: gradients= says that {among} rank{'s share' if among > 1 else ' has'} a "
+                f"gradient, and model is a DistributedDataParallel over {len(wired)}, {wired}; wrap it "
+                "with hdet.Arms(count).wrap(model) and pass those arms as gradients"
+            )

@@ -25,7 +25,7 @@ from hdet.loop.fan_out import Gradients, GradientSharing
 from hdet.loop.policy import Policy
 from hdet.probes import Probe
 from hdet.removed import refuse_removed
-from hdet.replicas import ProcessGroup, Replicas, replicas_of
+from hdet.replicas import ProcessGroup, Replicas, ddps, replicas_of
 from hdet.tuning.discover import Discovered, discover
 from hdet.tuning.policies import SequentialRegression, WindowRegression
 from hdet.tuning.regression import RegressionController
@@ -58,10 +58,12 @@ class AutoTune(Search):
             and what is not. An empty list only averages replicas that train on data of their own.
         probe: measures the loss on batches that are not trained on.
         total_steps: S, a budget: it may end earlier. None goes on until nothing improves any more.
-        gradients: who shares them: ``"none"`` lets every process train by itself between two syncs, which
-            dropout, label smoothing and the like need; ``"all"`` where DDP averages gradients over all
-            processes; an ``hdet.Arms`` for something between. By default ``"all"`` for a model in DDP,
-            ``"none"`` for any other.
+        gradients: who shares them: ``"switch"``, the default for a model in DDP, lets DDP average them until
+            a window does not improve, and from there on nobody; ``"none"``, the default for any other, lets
+            every process train by itself between two syncs; ``"all"`` where they are shared throughout,
+            which leaves dropout, label smoothing and the like out; an ``hdet.Arms`` for something between.
+            A loop that averages gradients by other means than DDP does so while :attr:`trains_alone` is
+            False.
         process_group: the replicas; the default group if None. May be :class:`hdet.replicas.Replicas` of
             one's own.
         seed: of how values are dealt to replicas.
@@ -196,6 +198,6 @@ def _check(explore: Sequence[Explorable] | str, regression: object) -> None:
 def _gradients_of(model: nn.Module | None, replicas: Replicas) -> Gradients:
     if replicas.gradients is not None:
         return replicas.gradients
-    # Within no_sync, DDP leaves each process the gradient that it has.
-    shared = isinstance(model, nn.parallel.DistributedDataParallel) and model.require_backward_grad_sync
-    return "all" if replicas.size == 1 or shared else "none"
+    if replicas.size == 1:
+        return "all"
+    return "switch" if ddps(model) else "none"

@@ -84,8 +84,6 @@ class WindowRegression(Regression):
         controller: the rule.
     """
 
-    #: Whether there was a window in which the learning rate had nothing left to gain.
-    _stood = False
     _standing = Standing()
 
     def __init__(
@@ -104,10 +102,15 @@ class WindowRegression(Regression):
             raise ValueError(
                 f"{context.caller}: the horizon must come first among the policies, got it later"
             )
-        self._first_spreads = [axis.spread for axis in axes]
 
     def start(self, step: int) -> None:
         self.window_end = self._horizon.window_end if self._horizon.learns else None
+
+    @property
+    def learns(self) -> bool:
+        """Early on, regularisation looks bad because it slows learning, even where it helps later: nothing is
+        explored before there was a window that did not improve."""
+        return self._horizon.stood and super().learns
 
     def judges(self, step: int) -> bool:
         return self._horizon.learns and self._horizon.judges(step)
@@ -126,28 +129,16 @@ class WindowRegression(Regression):
         return [_mean_of_each(self._horizon.mean_losses)]
 
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
+        """By windows that did not improve alone: in others a value may be better because it learns faster."""
         self._standing, odd = self._standing.after(losses)
-        decided = self._moved(levels, losses)
+        decided = self.observe(levels) if self._horizon.improves else super().move(levels, losses)
         return replace(decided, events=(*decided.events, odd)) if odd else decided
 
-    def _moved(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
-        """Early on, regularisation looks bad because it slows learning, even where it helps later. So once a
-        window did not improve, only such windows decide."""
-        stands = not self._horizon.improves
-        if stands and not self._stood:
-            # What was seen until now was of how fast it learns: evidence and spreads start again.
-            self._stood = True
-            self._state = self._controller.start(self._first_spreads, [axis.widest for axis in self.axes])
-        if self._stood and not stands:
-            return self.observe(levels)
-        return super().move(levels, losses)
-
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "stood": self._stood, "standing": self._standing.to_row()}
+        return {**super().state_dict(), "standing": self._standing.to_row()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._stood = state["stood"]
         self._standing = Standing.from_row(state["standing"])
 
 
@@ -193,7 +184,7 @@ class SequentialRegression(WindowRegression):
     def _apply(self, seen: Seen) -> Decided:
         self.start(seen.step)
         ((own, mean),) = seen.rows
-        if self._before is not None:
+        if self._before is not None and any(map(any, seen.levels)):
             offsets = [axis.offsets(row)[0] for axis, row in zip(self.axes, seen.levels, strict=True)]
             self._compare(self._before - own, offsets)
         self._before = mean
