@@ -39,8 +39,10 @@ class Arena:
         """Steps of a part of a single run."""
         return self.workload.steps // SEGMENTS
 
-    def training(self, number: int, setting: Setting, steps: int | None = None) -> Training:
-        """A training on the batches of this number."""
+    def training(
+        self, number: int, setting: Setting, steps: int | None = None, *, batches: int = 1
+    ) -> Training:
+        """A training on the batches of this number, or on so many of them together."""
         return Training(
             self.task,
             self.workload,
@@ -49,6 +51,7 @@ class Arena:
             number=number,
             setting=setting,
             steps=steps,
+            batches=batches,
         )
 
     def trial(self, number: int, setting: Setting, segments: int, probe: float) -> Row:

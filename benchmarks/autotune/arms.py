@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import islice
 
@@ -14,18 +14,22 @@ import hdet
 from benchmarks.autotune.arena import INSTALL, Arena, needed
 from benchmarks.autotune.plan import (
     AUTOTUNE,
+    AVERAGED,
     DEFAULT,
+    LARGE,
+    LARGE_TUNED,
     LONG,
     PB2,
     PBT,
     RANDOM,
+    RATES,
     SWEEP,
     TPE_HYPERBAND,
-    TPE_MEDIAN,
+    TWICE,
     Run,
 )
 from benchmarks.autotune.population import populate
-from benchmarks.autotune.replicas import autotune
+from benchmarks.autotune.replicas import autotune, large
 from benchmarks.autotune.space import DEFAULTS, drawn, sobol
 from benchmarks.autotune.trials import single, tpe
 from benchmarks.rows import Row
@@ -33,7 +37,6 @@ from benchmarks.rows import Row
 __all__ = ["execute", "unavailable"]
 
 _PACKAGES = {
-    TPE_MEDIAN: "optuna",
     TPE_HYPERBAND: "optuna",
     PBT: "ray.tune.schedulers",
     PB2: "ray.tune.schedulers.pb2",
@@ -47,7 +50,7 @@ def execute(rank: int, run: Run) -> Row | None:
     if run.arm in _PACKAGES:
         needed(_PACKAGES[run.arm])  # before the clock runs
     arena = Arena.of(run)
-    trials = autotune(rank, arena) if run.arm == AUTOTUNE else _trials(arena)
+    trials = autotune(rank, arena) if run.arm in (AUTOTUNE, AVERAGED, TWICE) else _trials(arena)
     if rank:
         return None
     setting = arena.ledger.setting
@@ -71,8 +74,13 @@ def _trials(arena: Arena) -> list[Row]:
         return single(arena, DEFAULTS, 0)
     if run.arm == LONG:
         return single(arena, DEFAULTS, 0, runs=run.members)
+    if run.arm == LARGE:
+        return large(arena)
+    if run.arm == LARGE_TUNED:
+        return single(arena, replace(DEFAULTS, lr=RATES[run.number]), 0, batches=run.members)
+    tuned = arena.task.tuned
     if run.arm == RANDOM:
-        return single(arena, next(islice(drawn(run.seed, run.task), run.number, None)), run.number)
+        return single(arena, next(islice(drawn(run.seed, run.task, tuned), run.number, None)), run.number)
     if run.arm == SWEEP:
-        return single(arena, sobol(run.number), run.number)
+        return single(arena, sobol(run.number, tuned), run.number)
     return populate(arena) if run.arm in (PBT, PB2) else tpe(arena)

@@ -24,12 +24,12 @@ from benchmarks import cores as on_cores
 from benchmarks import machine
 from benchmarks.autotune.analysis import analyse
 from benchmarks.autotune.arms import execute, unavailable
-from benchmarks.autotune.plan import ARMS, SEGMENTS, SWEEP, Plan, Rows, planned, run_of
+from benchmarks.autotune.plan import ARMS, RATES, SEGMENTS, SWEEP, Plan, Rows, planned, run_of
 from benchmarks.autotune.population import GIVEN
 from benchmarks.autotune.space import DEFAULTS, RANGES
 from benchmarks.autotune.tables import HEADINGS, cells, said, title
 from benchmarks.autotune.tasks import TASKS
-from benchmarks.autotune.trials import PRUNERS, STARTUP
+from benchmarks.autotune.trials import PRUNER, STARTUP
 from benchmarks.pool import Say, shared_gpu
 from benchmarks.rows import Row, six_digits
 
@@ -194,7 +194,8 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "schedule": "OneCycleLR's curve, all arms but AutoTune",
         "given": {
             "random": "settings drawn evenly, all runs whole",
-            "TPE": f"TPESampler(n_startup_trials={STARTUP}), one trial after another; {PRUNERS}",
+            "TPE": f"TPESampler(n_startup_trials={STARTUP}), one trial after another; {PRUNER}",
+            "large batch, tuned": f"the best by the probe of the learning rates {RATES}, a run each",
             **GIVEN,
         },
     }

@@ -21,7 +21,7 @@ from benchmarks.workloads import Workload
 __all__ = ["Ledger"]
 
 #: Batches of the probe that every look measures, the same ones: of most tasks all that there are.
-_PROBE_BATCHES = 4
+_PROBE_BATCHES = 8
 #: Where a loss beyond so many times that of the start is cut off.
 _WORST = 10.0
 

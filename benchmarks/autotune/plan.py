@@ -1,5 +1,8 @@
 """Which runs the benchmark is made of, in which order, and how much each arm may spend.
 
+Arms are compared at the samples of ``members`` single runs, and beside them stand the same samples as one
+large batch: with AutoLR, and at the best of a few rates, which takes as many times the samples.
+
 A run is whatever depends on no other run: one training at a fixed setting, or a whole search, whose later
 trainings follow from earlier ones. The budget of every arm but the truth is counted in training samples:
 those of ``members`` single runs. The order is that of seeds; the sweep of the first one comes after its
@@ -19,18 +22,22 @@ from benchmarks.workloads import Workload
 __all__ = [
     "ARMS",
     "AUTOTUNE",
+    "AVERAGED",
     "DEFAULT",
+    "LARGE",
+    "LARGE_TUNED",
     "LONG",
     "MEMBERS",
     "PB2",
     "PBT",
     "RANDOM",
+    "RATES",
     "SEARCHES",
     "SEGMENTS",
     "SWEEP",
     "SWEPT",
     "TPE_HYPERBAND",
-    "TPE_MEDIAN",
+    "TWICE",
     "Plan",
     "Rows",
     "Run",
@@ -38,20 +45,24 @@ __all__ = [
     "run_of",
 ]
 
-AUTOTUNE, RANDOM = "AutoTune", "random"
-TPE_MEDIAN, TPE_HYPERBAND = "TPE, median", "TPE, Hyperband"
+AUTOTUNE, RANDOM, TPE_HYPERBAND = "AutoTune", "random", "TPE, Hyperband"
+#: AutoTune on twice the replicas, and so twice the samples; replicas on data of their own, nothing explored.
+TWICE, AVERAGED = "AutoTune, twice", "averaging"
+#: A batch as large as those of all replicas together: with AutoLR, and at each of :data:`RATES`.
+LARGE, LARGE_TUNED = "large batch, AutoLR", "large batch, tuned"
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 PBT, PB2 = "PBT", "PB2"
 #: One run at torch's defaults: of the length of a single run, and of the whole budget.
 DEFAULT, LONG = "defaults", "defaults, long"
 #: The truth: many single runs.
 SWEEP = "sweep"
-SEARCHES = (RANDOM, TPE_MEDIAN, TPE_HYPERBAND, PBT, PB2)
-ARMS = (DEFAULT, LONG, *SEARCHES, AUTOTUNE)
+SEARCHES = (RANDOM, TPE_HYPERBAND, PBT, PB2)
+ARMS = (DEFAULT, LONG, *SEARCHES, LARGE, LARGE_TUNED, AVERAGED, AUTOTUNE, TWICE)
 
 #: How many single runs' worth of samples an arm may spend, and how many replicas or members there are.
-MEMBERS = 8
+MEMBERS = 4
 #: Runs of the sweep.
-SWEPT = 80
+SWEPT = 40
 #: In so many parts of a single run a pruner, or a population's scheduler, is asked.
 SEGMENTS = 10
 
@@ -73,13 +84,13 @@ class Run:
     steps: int | None = None
 
     def __str__(self) -> str:
-        which = f" {self.number}" if self.arm in (RANDOM, SWEEP) else ""
+        which = f" {self.number}" if self.arm in (RANDOM, LARGE_TUNED, SWEEP) else ""
         return f"{self.task} {self.arm}{which} seed {self.seed}"
 
     @property
     def replicas(self) -> int:
         """How many processes it takes."""
-        return self.members if self.arm == AUTOTUNE else 1
+        return {AUTOTUNE: 1, AVERAGED: 1, TWICE: 2}.get(self.arm, 0) * self.members or 1
 
     @property
     def workload(self) -> Workload:
@@ -110,8 +121,10 @@ class Plan:
         return Run(task, arm, number, seed, self.members, self.scale, self.device, self.steps)
 
     def runs(self, task: str, arm: str, seed: int) -> list[Run]:
-        """All runs of an arm: random search has as many as the budget, each of the others one."""
-        return [self.run(task, arm, seed, number) for number in range(self.members if arm == RANDOM else 1)]
+        """All runs of an arm: random search has as many as the budget, a large batch one for each rate, each
+        of the others one."""
+        count = {RANDOM: self.members, LARGE_TUNED: len(RATES)}.get(arm, 1)
+        return [self.run(task, arm, seed, number) for number in range(count)]
 
     def single(self, task: str) -> int:
         """Samples of a single run."""
@@ -120,8 +133,9 @@ class Plan:
 
     def budget(self, task: str, arm: str) -> int:
         """Samples that an arm spends, exactly."""
-        runs = {DEFAULT: 1, SWEEP: self.swept}.get(arm, self.members)
-        return runs * self.single(task)
+        several = {DEFAULT: 1, SWEEP: self.swept, TWICE: 2 * self.members}
+        several[LARGE_TUNED] = len(RATES) * self.members
+        return several.get(arm, self.members) * self.single(task)
 
     def holds(self, run: Run) -> bool:
         """Whether a run belongs to the table of this plan."""

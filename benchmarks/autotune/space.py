@@ -7,15 +7,15 @@ decades. AutoTune is given no learning rate at all, and the same bounds for the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 from torch.quasirandom import SobolEngine
 
 from benchmarks.workloads.base import generator
 
-__all__ = ["DEFAULTS", "RANGES", "Range", "Setting", "at", "clipped", "drawn", "sobol"]
+__all__ = ["DEFAULTS", "RANGES", "Range", "Setting", "at", "clipped", "drawn", "restricted", "sobol"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +81,27 @@ def clipped(setting: Setting) -> Setting:
     return Setting(*(RANGES[part.name].clip(getattr(setting, part.name)) for part in fields(setting)))
 
 
-def drawn(seed: int, task: str) -> Iterator[Setting]:
+def drawn(seed: int, task: str, tuned: Collection[str]) -> Iterator[Setting]:
     """Settings at random, without end: those of random search, and where populations begin.
 
     Each task has its own, so that one lucky draw is not counted as often as there are tasks.
     """
     draw = generator(seed, f"autotune settings {task}")
     while True:
-        yield at(torch.rand(len(RANGES), generator=draw, dtype=torch.float64).tolist())
+        whole = at(torch.rand(len(RANGES), generator=draw, dtype=torch.float64).tolist())
+        yield restricted(whole, tuned)
 
 
-def sobol(number: int) -> Setting:
+def restricted(setting: Setting, tuned: Collection[str]) -> Setting:
+    """What is not tuned is as torch gives it."""
+    return replace(DEFAULTS, **{name: getattr(setting, name) for name in tuned})
+
+
+def sobol(number: int, tuned: Collection[str]) -> Setting:
     """A point of a scrambled Sobol sequence, which fills the space evenly: those of the sweep.
 
     The settings are the same for all tasks and seeds.
     """
     engine = SobolEngine(len(RANGES), scramble=True, seed=0)  # type: ignore[no-untyped-call]
     engine.fast_forward(number)  # type: ignore[no-untyped-call]
-    return at(engine.draw(1, dtype=torch.float64)[0].tolist())
+    return restricted(at(engine.draw(1, dtype=torch.float64)[0].tolist()), tuned)

@@ -7,6 +7,7 @@ which keeps the best of the windows' means and last iterates by the probe: the s
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,7 @@ from hdet.autolr.best_mean import BestMean
 from hdet.autolr.schedule import OneCycle
 from hdet.probes.probe import Probe
 
-__all__ = ["Training", "stream"]
+__all__ = ["Training", "joined", "stream"]
 
 # More than any search has trials, so that no two of any two seeds draw the same batches.
 _SEED_STRIDE = 10_000
@@ -30,6 +31,14 @@ _SEED_STRIDE = 10_000
 def stream(seed: int, number: int) -> int:
     """The seed of the batches, and of the dropout, of a trial, a member or a replica with this number."""
     return _SEED_STRIDE * seed + number
+
+
+def joined(workload: Workload, seed: int, numbers: Iterable[int]) -> Iterator[Batch]:
+    """The batches of all these numbers, one of each together."""
+    streams = [workload.batches(stream(seed, number)) for number in numbers]
+    if len(streams) == 1:
+        return streams[0]
+    return (tuple(map(torch.cat, zip(*parts, strict=True))) for parts in zip(*streams, strict=True))
 
 
 class Training:
@@ -43,6 +52,7 @@ class Training:
         number: of the batches and the dropout, together with the seed.
         setting: what it is trained with.
         steps: of its schedule, those of the workload if None.
+        batches: how many make one step.
     """
 
     def __init__(
@@ -55,6 +65,7 @@ class Training:
         number: int,
         setting: Setting,
         steps: int | None = None,
+        batches: int = 1,
     ) -> None:
         self.setting = setting
         self.model = workload.build(seed).train()
@@ -64,7 +75,7 @@ class Training:
         self._seed, self._stream = seed, stream(seed, number)
         self._criterion = task.criterion()
         self._shape = OneCycle(workload.steps if steps is None else steps)
-        self._batches = workload.batches(self._stream)
+        self._batches = joined(workload, seed, range(number, number + batches))
         self._best = self._chooser()
 
     def advance(self, steps: int) -> float:

@@ -10,45 +10,42 @@ from __future__ import annotations
 
 import logging
 import zlib
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.autotune.arena import Arena, needed
-from benchmarks.autotune.plan import SEGMENTS, TPE_HYPERBAND
-from benchmarks.autotune.space import RANGES, Setting
+from benchmarks.autotune.plan import SEGMENTS
+from benchmarks.autotune.space import DEFAULTS, Setting
 from benchmarks.rows import Row
 
-__all__ = ["PRUNERS", "STARTUP", "single", "tpe"]
+__all__ = ["PRUNER", "STARTUP", "single", "tpe"]
 
 #: Trials before TPE, and the median, have a say: TPE's own ten would be more than the budget.
 STARTUP = 4
-_WARM_UP = 2
-#: What each pruner is given, as the result says it.
-PRUNERS = {
-    "TPE, median": f"MedianPruner(n_startup_trials={STARTUP}, n_warmup_steps={_WARM_UP})",
-    "TPE, Hyperband": f"HyperbandPruner(min_resource=1, max_resource={SEGMENTS}, reduction_factor=3)",
-}
+#: What its pruner is given, as the result says it.
+PRUNER = f"HyperbandPruner(min_resource=1, max_resource={SEGMENTS}, reduction_factor=3)"
 
 
-def single(arena: Arena, setting: Setting, number: int, runs: int = 1) -> list[Row]:
-    """One run at the setting, as long as ``runs`` single ones."""
-    training = arena.training(number, setting, runs * arena.workload.steps)
+def single(arena: Arena, setting: Setting, number: int, runs: int = 1, *, batches: int = 1) -> list[Row]:
+    """One run at the setting, as long as ``runs`` single ones; of so many ``batches`` in a step."""
+    training = arena.training(number, setting, runs * arena.workload.steps, batches=batches)
     for _ in range(runs * SEGMENTS):
         training.advance(arena.segment)
     return [arena.trial(number, setting, runs * SEGMENTS, training.finish_())]
 
 
 def tpe(arena: Arena) -> list[Row]:
-    """Optuna's TPE with the pruner of the run's arm, until the budget is spent."""
+    """Optuna's TPE with Hyperband, until the budget is spent."""
     optuna = needed("optuna")
     # Optuna reports every trial; its warnings stay.
     optuna.logging.set_verbosity(logging.WARNING)
     study = _study(optuna, arena)
-    space = _distributions(optuna)
+    space = _distributions(optuna, arena)
     left = arena.run.members * SEGMENTS
     trials: list[Row] = []
     while left:
         trial = study.ask(space)
-        setting = Setting(**trial.params)
+        setting = replace(DEFAULTS, **trial.params)
         spent, value, pruned = _run(arena, trial, setting, left)
         left -= spent
         trials.append({**arena.trial(trial.number, setting, spent, value), "pruned": pruned})
@@ -75,10 +72,7 @@ def _run(arena: Arena, trial: Any, setting: Setting, left: int) -> tuple[int, fl
 
 def _study(optuna: Any, arena: Arena) -> Any:
     run = arena.run
-    if run.arm == TPE_HYPERBAND:
-        pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=SEGMENTS, reduction_factor=3)
-    else:
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=_WARM_UP)
+    pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=SEGMENTS, reduction_factor=3)
     # Luck at the start is each arm's and each task's own; Hyperband deals brackets by the name, too.
     name = f"{run.task} {run.arm} {run.seed}"
     return optuna.create_study(
@@ -89,8 +83,8 @@ def _study(optuna: Any, arena: Arena) -> Any:
     )
 
 
-def _distributions(optuna: Any) -> dict[str, Any]:
+def _distributions(optuna: Any, arena: Arena) -> dict[str, Any]:
     return {
         name: optuna.distributions.FloatDistribution(known.low, known.high, log=known.log)
-        for name, known in RANGES.items()
+        for name, known in arena.task.ranges.items()
     }

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 import hdet
 from benchmarks import machine
+from benchmarks.gradients import average_gradients
 from benchmarks.pool import Say, shared_gpu
 from benchmarks.regret.optimizers import build
 from benchmarks.rows import KeptRows, Row, environment, six_digits
@@ -56,33 +56,24 @@ MAIN = (LARGE, AVERAGED, TUNED)
 class Arm:
     """A way to train. ``explore``: what replicas differ in; None where there is one process. ``decay``,
     ``dropout``: what they begin with, unless what the task has. ``shares``: when gradients are averaged over
-    the replicas all the same. ``wide``: the logarithm of how far apart decays are."""
+    the replicas all the same."""
 
     explore: Literal["nothing", "auto", "rate"] | None
     decay: float | None = None
     dropout: float | None = None
     shares: Literal["never", "until it stands", "in the decay"] = "never"
-    wide: float | None = None
-    useful: float | None = None
 
 
 ARMS = {
     LARGE: Arm(None),
     AVERAGED: Arm("nothing"),
-    TUNED: Arm("auto"),
-    "rates": Arm("rate"),
+    TUNED: Arm("auto", shares="until it stands"),
+    "tuned apart": Arm("auto"),
     "shared, then own": Arm("nothing", shares="until it stands"),
     "own, then shared": Arm("nothing", shares="in the decay"),
-    **{f"decay {decay:g}": Arm("nothing", decay=decay) for decay in (0.0, 0.1, 0.5, 2.0)},
+    "rates": Arm("rate"),
+    **{f"decay {decay:g}": Arm("nothing", decay=decay) for decay in (0.1, 0.5, 2.0)},
     **{f"dropout {p:g}": Arm("nothing", dropout=p) for p in (0.0, 0.3, 0.5)},
-    "tuned from decay 0.1, wide": Arm("auto", decay=0.1, wide=1.5),
-    "tuned late": Arm("auto", useful=0.0),
-    "tuned late, wide, shared": Arm("auto", wide=1.5, useful=0.0, shares="until it stands"),
-    "tuned late, wide": Arm("auto", wide=1.5, useful=0.0),
-    "tuned late from 0.1, wide": Arm("auto", wide=1.5, useful=0.1),
-    "tuned late from 0.1, shared": Arm("auto", wide=1.5, useful=0.1, shares="until it stands"),
-    "tuned late from 0.3, shared": Arm("auto", wide=1.5, useful=0.3, shares="until it stands"),
-    "tuned late from 0.1, narrow, shared": Arm("auto", wide=0.5, useful=0.1, shares="until it stands"),
 }
 #: How far apart learning rates are that replicas differ in, as a logarithm.
 _RATES = 0.5
@@ -143,28 +134,26 @@ def _train(run: Run, seed: int, steps: int) -> Row:
     if run.processes > 1:
         auto = hdet.AutoTune(
             optimizer,
-            _explored(arm, model, factor),
+            _explored(arm, factor),
             probe=probe,
             total_steps=steps,
-            gradients="none",
+            gradients="switch" if arm.shares == "until it stands" else "none",
             seed=run.seed,
         )
         if arm.explore == "rate":
             factor.attach(optimizer)
     else:
         auto = hdet.AutoLR(optimizer, probe=probe, total_steps=steps)
-    shares = arm.shares == "until it stands"
     start, began = mean_loss(setting, setting.test), time.perf_counter()
     for _ in range(steps):
         batch = batches()
         optimizer.zero_grad()
         setting.loss_fn(batch).backward()  # type: ignore[no-untyped-call]
-        if shares:
-            _average_gradients(model)
+        late = arm.shares == "in the decay" and not auto.searching
+        if late or (auto.switches and not auto.trains_alone):
+            average_gradients(model)
         optimizer.step()
-        if auto.step() is not None:
-            shares = shares and not auto._horizon.stood
-        shares = shares or (arm.shares == "in the decay" and not auto.searching)
+        auto.step()
         if auto.finished:
             break
     seconds = time.perf_counter() - began
@@ -198,12 +187,9 @@ def _put(arm: Arm, model: nn.Module, optimizer: Optimizer) -> None:
                 module.p = arm.dropout
 
 
-def _explored(arm: Arm, model: nn.Module, factor: _RateFactor) -> Any:
+def _explored(arm: Arm, factor: _RateFactor) -> Any:
     if arm.explore == "rate":
         return [factor.hyperparameter]
-    if arm.wide is not None:
-        dropout = [hdet.Dropout(model)] if has_dropout(model) else []
-        return [hdet.WeightDecay(spread=arm.wide), *dropout]
     return "auto" if arm.explore == "auto" else []
 
 
@@ -238,17 +224,6 @@ class _RateFactor:
         optimizer.register_step_post_hook(leave)
 
 
-def _average_gradients(model: nn.Module) -> None:
-    """As DDP does."""
-    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    parts = torch.split(flat.to(gradients[0].device), [gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
 def _joined(run: Run, setting: Setting) -> Callable[[], Batch]:
     """The batches that the replicas would have, as one."""
     others = [
@@ -274,8 +249,9 @@ def fits(task: str, replicas: int) -> bool:
 
 
 def compare(rows: Sequence[Row]) -> dict[str, Any]:
-    """For each cell how far each arm ended above the large batch of the same seeds, as a share of its loss,
-    and when that was best; for the cells where it overfits, and for the others, what came of both arms."""
+    """For each cell how far AutoTune and averaging ended above the large batch of the same seeds, as a share
+    of its loss, and when that was best; and what came of each arm against averaging, in the cells where the
+    large batch overfits, in the others, and in all."""
     by_cell: dict[tuple[str, str], dict[tuple[str, int], Row]] = {}
     for row in rows:
         by_cell.setdefault((row["task"], row["optimizer"]), {})[row["arm"], row["seed"]] = row
@@ -286,6 +262,7 @@ def compare(rows: Sequence[Row]) -> dict[str, Any]:
             continue
         one = known[AVERAGED, seeds[0]]
         best = [known[LARGE, seed]["chosen_step"] / known[LARGE, seed]["steps"] for seed in seeds]
+        floor = TASKS[task].floor
         lines.append(
             {
                 "task": task,
@@ -294,7 +271,10 @@ def compare(rows: Sequence[Row]) -> dict[str, Any]:
                 "seeds": len(seeds),
                 "epochs": one["replicas"] * one["batch"] * one["steps"] / one["rows"],
                 "best_at": statistics.fmean(best),
-                **{arm: _above(TASKS[task].floor, known, arm, seeds) for arm in (AVERAGED, TUNED)},
+                **{arm: _above(floor, known, arm, LARGE) for arm in (AVERAGED, TUNED)},
+                "parts": {
+                    arm: above for arm in ARMS if (above := _above(floor, known, arm, AVERAGED)) is not None
+                },
             }
         )
     kinds = {
@@ -303,18 +283,30 @@ def compare(rows: Sequence[Row]) -> dict[str, Any]:
         "all": lines,
     }
     told = {
-        kind: {arm: _told([min(line[arm], 1.0) for line in some]) for arm in (AVERAGED, TUNED)}
+        kind: {arm: _told([line[arm] for line in some]) for arm in (AVERAGED, TUNED)}
         for kind, some in kinds.items()
         if some
     }
-    return {"cells": six_digits(lines), "summary": six_digits(told)}
+    parts = {
+        arm: {
+            kind: _told(values)
+            for kind, some in kinds.items()
+            if (values := [line["parts"][arm] for line in some if arm in line["parts"]])
+        }
+        for arm in ARMS
+        if any(arm in line["parts"] for line in lines)
+    }
+    return {"cells": six_digits(lines), "summary": six_digits(told), "parts": six_digits(parts)}
 
 
-def _above(floor: float, known: Mapping[tuple[str, int], Row], arm: str, seeds: Sequence[int]) -> float:
-    """The mean over seeds; a run that left nothing finite counts as having stayed where it began."""
-    return statistics.fmean(
-        excess(_left(known[arm, seed]), _left(known[LARGE, seed]), floor) for seed in seeds
-    )
+def _above(floor: float, known: Mapping[tuple[str, int], Row], arm: str, other: str) -> float | None:
+    """The mean over the seeds that both have, none beyond 100 %; None where there is none. A run that left
+    nothing finite counts as having stayed where it began."""
+    seeds = [seed for name, seed in known if name == arm and (other, seed) in known]
+    if arm == other or not seeds:
+        return None
+    above = [excess(_left(known[arm, seed]), _left(known[other, seed]), floor) for seed in seeds]
+    return min(statistics.fmean(above), 1.0)
 
 
 def _left(row: Row) -> float:
@@ -364,6 +356,7 @@ def run(
     return {
         **machine.about("zoo-replicas", quick=False, device=device),
         "command": f"python -m benchmarks.zoo.replicas --device {device}",
+        "note": "rates: run by the rule before, which explored from the first window on (commit dee8abe)",
         "errors": sorted(f"{one}: {row['error']}" for one, row in done.failed.items()),
         **compare([*done.finished.values()]),
     }

@@ -453,8 +453,8 @@ def advice(best: int, steps: int, replicas: int, *, alone: bool) -> str:
         return ""
     if alone:
         return (
-            "the loss fell until the end: there one large batch (DDP and hdet.AutoLR) mostly ends lower than "
-            "replicas on data of their own"
+            "the loss fell until the end: there a shared gradient mostly ends lower; with the model in "
+            "DistributedDataParallel AutoTune shares it while the loss falls"
         )
     return (
         f"the best weights came after {100 * best / steps:.0f} % of the run: where training overfits, "

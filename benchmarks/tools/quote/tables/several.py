@@ -10,7 +10,7 @@ from benchmarks.hyperparameters import analysis
 from benchmarks.hyperparameters import delay as delayed
 from benchmarks.tools.quote.tables.grid import markdown
 
-__all__ = ["autotune", "delay", "hyperparameters", "zoo_replicas"]
+__all__ = ["autotune", "delay", "hyperparameters", "zoo_parts", "zoo_replicas"]
 
 
 def autotune(result: dict[str, Any]) -> str:
@@ -80,3 +80,35 @@ def zoo_replicas(result: dict[str, Any]) -> str:
         "*Overfits*: its best weights were seen before nine tenths of the run."
     )
     return f"{markdown(headings, rows)}\n\n{note}"
+
+
+def zoo_parts(result: dict[str, Any]) -> str:
+    """What each part comes to, against replicas that are only averaged."""
+    kinds = ("overfits", "does not", "all")
+    rows = []
+    for arm, told in result["parts"].items():
+        cells = [
+            f"{100 * told[kind]['mean']:+.1f} ± {100 * told[kind]['interval']:.1f}"
+            if told.get(kind, {}).get("interval") is not None
+            else "–"
+            for kind in kinds
+        ]
+        rows.append([_PARTS.get(arm, arm), str(told["all"]["cells"]), *cells])
+    headings = [
+        "against averaging alone",
+        "tasks",
+        "where the large batch overfits, %",
+        "where not, %",
+        "all, %",
+    ]
+    return markdown(headings, rows)
+
+
+_PARTS = {
+    "large": "one large batch, AutoLR",
+    "tuned": "AutoTune, gradients shared first",
+    "tuned apart": "AutoTune, gradients of their own throughout",
+    "shared, then own": "gradients shared first, nothing explored",
+    "own, then shared": "gradients shared in the decay, nothing explored",
+    "rates": "a fan-out of learning rates, judged by the probe",
+}
