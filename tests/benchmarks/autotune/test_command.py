@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.autotune import command
 from benchmarks.autotune.command import recomputed, run, table
-from benchmarks.autotune.plan import ARMS, DEFAULT, LONG, RANDOM
+from benchmarks.autotune.plan import ARMS, DEFAULT, LARGE_TUNED, LONG, RANDOM, RATES, TWICE
 from tests.benchmarks.screen import shown
 
 
@@ -22,7 +22,8 @@ def test_quick_runs_from_end_to_end(tmp_path: Path) -> None:
     assert {line["arm"] for line in task["arms"]} == set(ARMS) - set(result["left_out"])
     assert {DEFAULT, LONG, RANDOM} <= {line["arm"] for line in task["arms"]}
     spent = {line["arm"]: line["runs_spent"] for line in task["arms"]}
-    assert spent.pop(DEFAULT) == 1
+    others = {DEFAULT: 1, LARGE_TUNED: 4 * len(RATES), TWICE: 8}
+    assert {arm: spent.pop(arm) for arm in others} == others
     assert set(spent.values()) == {4}
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert recomputed(result) == result

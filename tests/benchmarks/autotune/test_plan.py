@@ -8,8 +8,12 @@ from benchmarks.autotune.plan import (
     ARMS,
     AUTOTUNE,
     DEFAULT,
+    LARGE,
+    LARGE_TUNED,
     LONG,
+    RATES,
     SWEEP,
+    TWICE,
     Plan,
     Run,
     planned,
@@ -36,12 +40,19 @@ def test_the_budget_is_that_of_so_many_single_runs() -> None:
     assert PLAN.single("digits") == 20 * 32
     assert PLAN.budget("digits", DEFAULT) == 20 * 32
     assert PLAN.budget("digits", SWEEP) == 6 * 20 * 32
-    others = {PLAN.budget("digits", arm) for arm in ARMS if arm != DEFAULT}
-    assert others == {3 * 20 * 32}
+    more = {DEFAULT: 1, TWICE: 6, LARGE_TUNED: 3 * len(RATES)}
+    for arm in ARMS:
+        assert PLAN.budget("digits", arm) == more.get(arm, 3) * 20 * 32
+    runs = [PLAN.run("digits", arm, 0) for arm in (AUTOTUNE, TWICE, LARGE)]
+    assert [run.replicas for run in runs] == [3, 6, 1]
+        3,
+        6,
+        1,
+    ]
     assert LONG in ARMS
 
 
 def test_the_sweep_has_ten_times_the_budget() -> None:
     plan = replace(Plan(("digits",)), steps=20)
     assert plan.budget("digits", SWEEP) == 10 * plan.budget("digits", AUTOTUNE)
-    assert plan.budget("digits", AUTOTUNE) == 8 * plan.single("digits")
+    assert plan.budget("digits", AUTOTUNE) == 4 * plan.single("digits")

@@ -7,8 +7,8 @@ from torch import nn
 from torch.optim import AdamW
 
 from benchmarks.autotune.arena import Arena
-from benchmarks.autotune.plan import AUTOTUNE, Run
-from benchmarks.autotune.replicas import autotune, explored
+from benchmarks.autotune.plan import AUTOTUNE, LARGE, Run
+from benchmarks.autotune.replicas import autotune, explored, large
 from benchmarks.autotune.space import RANGES
 from benchmarks.autotune.tasks import SmoothedBinary, batch_size
 
@@ -28,9 +28,18 @@ def test_all_that_a_search_tunes_is_explored_within_its_bounds() -> None:
     for criterion in [nn.CrossEntropyLoss(), SmoothedBinary()]:
         model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))
         optimizer = AdamW(model.parameters())
-        axes = [axis for item in explored(model, criterion) for axis in item.bind(optimizer)]
+        axes = [axis for item in explored(model, criterion, RANGES) for axis in item.bind(optimizer)]
         assert {axis.name for axis in axes} == set(RANGES) - {"lr"}
         for axis in axes:
             far = [axis.values([level])[0] for level in (-1e3, 1e3)]
             assert far == pytest.approx([RANGES[axis.name].low, RANGES[axis.name].high])
             assert axis.regulariser or axis.name == "weight_decay"
+
+
+def test_a_large_batch_is_that_of_all_replicas() -> None:
+    arena = Arena.of(Run("digits", LARGE, 0, 0, members=3, steps=40))
+    (trial,) = large(arena)
+    result = arena.ledger.result()
+    assert result["samples"] == 3 * 40 * batch_size(arena.workload)
+    assert result["test"] < result["init"]
+    assert trial["weight_decay"] == 0.01

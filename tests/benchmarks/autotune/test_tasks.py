@@ -9,9 +9,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.autotune import tasks
 from benchmarks.autotune.plan import SEGMENTS
 from benchmarks.autotune.space import Setting
-from benchmarks.autotune.tasks import TASKS, SmoothedBinary, batch_size, optimizer_of, put, workload
+from benchmarks.autotune.tasks import (
+    FROM_ZOO,
+    TASKS,
+    SmoothedBinary,
+    batch_size,
+    drawn_from_zoo,
+    optimizer_of,
+    put,
+    workload,
+)
 from benchmarks.workloads import Workload
 
 
@@ -78,3 +88,23 @@ def test_smoothing_of_a_binary_loss_is_that_of_two_classes() -> None:
     both = torch.stack([torch.zeros(3), logits[0]], dim=1)
     expected = F.cross_entropy(both, targets[0].long(), label_smoothing=0.2) * 3
     torch.testing.assert_close(SmoothedBinary(0.2)(logits, targets), expected)
+
+
+def test_a_task_of_the_zoo_is_trained_by_its_own_loss() -> None:
+    """A table that is made, not read, stands for those that need files."""
+    known = tasks._from_zoo("teacher-one-pass")
+    assert set(known.ranges) == {"lr", "weight_decay"}
+    work = known.make("cpu", "cpu")
+    model, batch = work.build(0), next(work.batches(0))
+    loss = known.criterion()(work.loss(model, batch))
+    assert torch.equal(loss, work.loss(model, batch))
+    assert work.evaluate(model) > 0
+    first, second = (next(work.batches(seed)) for seed in (0, 1))
+    assert not torch.equal(first[0], second[0]), "each number has batches of its own"
+
+
+def test_what_is_of_the_zoo_was_drawn() -> None:
+    try:
+        assert tuple(drawn_from_zoo(1)) == FROM_ZOO[:1]
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
