@@ -188,6 +188,15 @@ def test_a_resumed_run_shares_as_the_unbroken_one_does(
             assert torch.equal(found["weights"], expected["weights"])
 
 
+def test_while_they_share_the_state_of_one_rank_will_do_for_all(
+    ranks: LocalProcesses, results: list[dict[str, Any]]
+) -> None:
+    at, explores = switched_at(results[0]) - 3, results[0]["explores"]
+    again = ranks.run(resumed, [results[0]["states"][at]] * 2, at, explores, size=2, timeout=120)
+    for result, steps in zip(results, again, strict=True):
+        assert torch.equal(steps[-1]["weights"], result["steps"][-1]["weights"])
+
+
 def begun(rank: int) -> bytes:
     run = Run(rank)
     for _ in range(20):
