@@ -70,7 +70,7 @@ def refused(rank: int, how: str) -> tuple[Answer, tuple[float, float], int]:
             ["at most 1", "got 2 (dropout, label_smoothing)", "use 3 replicas"],
         ),
         ("orthogonal", 3, "ValueError", ["got 3", "use 2 replicas (or arms)", "design='permutation'"]),
-        ("word", 2, "ValueError", ["gradients must be 'all', 'none' or an hdet.Arms", "'some'"]),
+        ("word", 2, "ValueError", ["gradients must be 'all', 'none', 'switch' or an hdet.Arms", "'some'"]),
         ("disagree", 2, "RuntimeError", ["disagree", "gradients must be the same", "'none'", "'all'"]),
     ],
 )

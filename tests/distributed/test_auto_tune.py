@@ -27,12 +27,13 @@ from hdet.replicas.launch import LocalProcesses
 from hdet.tuning.policies import Regression, WindowRegression
 from hdet.tuning.regression import RegressionController
 from tests.distributed import classifier
+from tests.standing import standing
 
 STEPS, RANKS = 240, 4
 
 
 class Run:
-    """A replica that trains by itself between syncs, on samples of its own."""
+    """A replica that trains by itself between syncs, on samples of its own, and explores from the start."""
 
     def __init__(
         self, rank: int, explored: tuple[str, ...] = ("weight_decay", "dropout", "label_smoothing")
@@ -52,6 +53,7 @@ class Run:
             probe=classifier.probe_of(self.model, self.criterion, rank),
             total_steps=STEPS,
         )
+        standing(self.tune)
 
     def step(self, step: int) -> SyncRecord | None:
         classifier.advance(self.model, self.criterion, self.optimizer, self.rank, step)
@@ -120,7 +122,7 @@ def test_everything_moves_within_its_bounds(results: list[dict[str, Any]]) -> No
     for name, (low, high) in bounds.items():
         known = [h for record in records for h in record.hyperparameters if h.name == name]
         assert all(low <= value <= high for h in known for value in (*h.values, h.base_after))
-        assert len({h.base_after for h in known}) > 2, "it moves"
+        assert len({h.base_after for h in known}) > 1, "it moves"
         assert results[0]["values"][name] == known[-1].base_after
     rates = [record.hyperparameters[0] for record in records]
     assert max(h.base_after for h in rates) > 1e3 * rates[0].base_before, "and the learning rate is found"
@@ -213,6 +215,7 @@ def claimed(rank: int, rate_from: int, dial_from: int) -> list[tuple[float, floa
     probe = hdet.Probe(held_out, list(range(8)), model=world)
     windows = Windows(10, 0.2, 150)
     horizon = Horizon([hdet.LearningRate(spread=0.0)], probe, HorizonController(memory=0.0), windows)
+    horizon.stood = True  # there was a window that did not improve: the dial is explored
     write = lambda value: setattr(world, "dial", value)  # noqa: E731
     dial = hdet.Hyperparameter("dial", lambda: world.dial, write, scale="linear", spread=0.1, bounds=(0, 1e3))
     cycle = Cycle(
@@ -304,8 +307,9 @@ def test_arms_of_several_ranks_are_one_replica_each(ranks: LocalProcesses) -> No
 # ---------------------------------------------------------------------- explore="auto"
 
 
-def explored(rank: int, wrapped: bool, shares: bool) -> dict[str, Any]:
-    """A few steps in which each rank trains by itself, or in DDP, which may be within no_sync."""
+def explored(rank: int, wrapped: bool, shares: bool, gradients: Any) -> dict[str, Any]:
+    """A few steps in which each rank trains by itself, or in DDP, which may be within no_sync, once a window
+    did not improve."""
     torch.manual_seed(0)
     model: nn.Module = classifier.Classifier()
     model = DistributedDataParallel(model) if wrapped else model
@@ -321,7 +325,7 @@ def explored(rank: int, wrapped: bool, shares: bool) -> dict[str, Any]:
     log.setLevel(logging.INFO)
     own: list[float] = []
     with unshared, classifier.listening() as heard:
-        tune = hdet.AutoTune(optimizer, probe=probe, total_steps=40)
+        tune = standing(hdet.AutoTune(optimizer, probe=probe, total_steps=40, gradients=gradients))
         optimizer.register_step_pre_hook(lambda *_: own.append(optimizer.param_groups[0]["weight_decay"]))
         for step in range(12):
             loss(classifier.batch(rank, step)).backward()
@@ -333,17 +337,18 @@ def explored(rank: int, wrapped: bool, shares: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("wrapped", "shares", "why"),
+    ("wrapped", "shares", "gradients", "why"),
     [
-        (False, False, "2 replicas tell 1 apart"),
-        (True, False, "2 replicas tell 1 apart"),
-        (True, True, "through the gradient"),
+        (False, False, None, "2 replicas tell 1 apart"),
+        (True, False, None, "2 replicas tell 1 apart"),
+        (True, True, None, "2 replicas tell 1 apart"),
+        (True, True, "all", "through the gradient"),
     ],
 )
 def test_two_ranks_explore_one_and_say_what_is_left_out(
-    ranks: LocalProcesses, wrapped: bool, shares: bool, why: str
+    ranks: LocalProcesses, wrapped: bool, shares: bool, gradients: str | None, why: str
 ) -> None:
-    a, b = ranks.run(explored, wrapped, shares, size=2)
+    a, b = ranks.run(explored, wrapped, shares, gradients, size=2)
     assert set(a["values"]) == set(b["values"]) == {"lr/0", "weight_decay"}
     assert a["own"][0] != b["own"][0], "each trains at its own"
     (line,) = a["said"]

@@ -17,6 +17,7 @@ from hdet.replicas.launch import LocalProcesses, ReplicaError
 from tests.distributed.classifier import Answer, answer_to
 from tests.distributed.sharded import Run, Uneven
 from tests.distributed.test_sharded import alike, same
+from tests.standing import standing
 
 # ---------------------------------------------------------------------- meshes
 
@@ -41,7 +42,10 @@ def test_a_mesh_whose_ranks_do_not_ascend_is_refused(ranks: LocalProcesses) -> N
 
 def auto_tune(rank: int, layout: str) -> dict[str, Any]:
     run = Run(rank, layout, decay=0.1)
-    tune = hdet.AutoTune(run.optimizer, [hdet.WeightDecay(spread=0.5)], probe=run.probe(), total_steps=100)
+    decay = hdet.WeightDecay(spread=0.5)
+    tune = standing(
+        hdet.AutoTune(run.optimizer, [decay], probe=run.probe(), total_steps=100, gradients="all")
+    )
     run.run(tune, 100)
     before = run.weights()
     return {"records": run.records, "weights": before, "values": tune.values, "handed": tune.finish_()}

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
 from hdet.integrations.lightning import HDETCallback
+from tests.standing import standing
 
 STEPS, SIZE = 80, 8
 Batch = list[Tensor]
@@ -113,7 +114,7 @@ def one_cycle(module: Any, optimizers: Any, **options: Any) -> hdet.OneCycleAuto
 
 def auto_tune(module: Any, optimizers: Any, **options: Any) -> hdet.AutoTune:
     given = {"probe": probe_of(module), "total_steps": STEPS, "gradients": "all", **options}
-    return hdet.AutoTune(optimizers, [hdet.WeightDecay()], **given)
+    return standing(hdet.AutoTune(optimizers, [hdet.WeightDecay()], **given))
 
 
 DOORS: dict[str, Callable[..., Any]] = {"auto_lr": auto_lr, "auto_tune": auto_tune, "one_cycle": one_cycle}

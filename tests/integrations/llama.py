@@ -59,6 +59,8 @@ def data(start: int = 0, count: int = SAMPLES, *, ragged: bool = False) -> list[
 
 
 PROBE = (100_000, 32)
+#: From this step on AutoTune takes it that a window did not improve.
+STANDS = 25
 
 
 def collate(seen: list[list[int]] | None, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -107,12 +109,20 @@ class Watched:
         self.gradients: list[torch.Tensor] = []
         self.decays: list[float] = []
         self.weights: list[torch.Tensor] = []
+        self.alone: list[bool] = []
         self.heard: list[str] = []
 
     def before(self, model: nn.Module, optimizer: Any) -> None:
         """Called within the optimizer's step, where groups hold the replica's own values."""
         self.gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
         self.decays.append(optimizer.param_groups[0]["weight_decay"])
+
+    def after(self, model: nn.Module, door: Any) -> None:
+        """Called after a step."""
+        self.weights.append(flat(model))
+        self.alone.append(getattr(door, "trains_alone", False))
+        if len(self.weights) == STANDS and isinstance(door, hdet.AutoTune):
+            door._horizon.stood = True
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -129,21 +139,31 @@ class Watched:
         return {**vars(self), "synced": synced, "values": door.values, "end": flat(model)}
 
 
-def assert_tuned_apart(first: dict[str, Any], second: dict[str, Any], caller: str) -> None:
-    """Two ranks of ``method="autotune"``: each has its own gradients and values, one model at every sync."""
+def assert_tuned_apart(
+    first: dict[str, Any], second: dict[str, Any], caller: str, *, shares_first: bool = True
+) -> None:
+    """Two ranks of AutoTune: DDP averages gradients until a window does not improve; then each has its own
+    gradients and values, one model at every sync."""
     assert first["synced"] == second["synced"]
     assert len(first["synced"]) >= 4
+    switch = first["alone"].index(True) + 1 if shares_first else 0
+    assert (switch in first["synced"]) == shares_first
+    for rank in (first, second):
+        assert rank["alone"] == [step >= switch for step in range(1, len(rank["alone"]) + 1)]
     for step, (mine, theirs) in enumerate(zip(first["weights"], second["weights"], strict=True), start=1):
-        assert torch.equal(mine, theirs) == (step in first["synced"]), step
-    for mine, theirs in zip(first["gradients"], second["gradients"], strict=True):
-        assert not torch.equal(mine, theirs), "nobody averages gradients"
+        assert torch.equal(mine, theirs) == (step <= switch or step in first["synced"]), step
+    for step, (mine, theirs) in enumerate(zip(first["gradients"], second["gradients"], strict=True), start=1):
+        assert torch.equal(mine, theirs) == (step <= switch), step
     assert torch.equal(first["end"], second["end"])
     assert "weight_decay" in first["values"]
-    assert first["decays"][0] != second["decays"][0]
+    differ = [mine != theirs for mine, theirs in zip(first["decays"], second["decays"], strict=True)]
+    assert any(differ)
+    assert not any(differ[:switch])
     told = [line for line in first["heard"] if "gradients of its own" in line]
+    begin = "from the first window on that does not improve " if shares_first else ""
     assert told == [
-        f"{caller}: each of 2 processes trains on gradients of its own, which DDP does not average; hdet "
-        "averages the weights at every sync"
+        f"{caller}: {begin}each of 2 processes trains on gradients of its own, which DDP does not average; "
+        "hdet averages the weights at every sync"
     ]
     assert not any("gradients of its own" in line for line in second["heard"])
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hdet
 from hdet.replicas.launch import LocalProcesses
 from tests.integrations import llama
+from tests.standing import standing
 
 pytest.importorskip("accelerate", reason="make test-integrations installs Accelerate")
 
@@ -45,8 +46,10 @@ def door_of(kind: str, model: nn.Module, optimizer: Any, total: int, history: Pa
         return llama.one_cycle(history=history, **more)(optimizer, total_steps=total, model=model)
     held_out = [samples(1, seed) for seed in range(9, 13)]
     probe = hdet.Probe(partial(loss_of, model), held_out, model=model)
-    door = hdet.AutoTune if kind == "auto_tune" else hdet.AutoLR
-    return door(optimizer, probe=probe, total_steps=total, history=history, **more)
+    given: dict[str, Any] = {"probe": probe, "total_steps": total, "history": history, **more}
+    if kind == "auto_tune":  # replicas that diverge within a window
+        return standing(hdet.AutoTune(optimizer, **given))
+    return hdet.AutoLR(optimizer, **given)
 
 
 def train(rank: int, size: int, folder: Path, kind: str, run: dict[str, Any]) -> dict[str, Any]:
@@ -262,14 +265,14 @@ def by_name(rank: int, size: int, method: Any, wraps: bool = True) -> dict[str, 
                     optimizer.step()
                     optimizer.zero_grad()
                     auto.step(loss)
-                watched.weights.append(llama.flat(model))
+                watched.after(model, auto.door)
                 if auto.steps == 60:
                     break
         auto.converge()
         return watched.told(auto.door, model)
 
 
-def test_autotune_trains_on_gradients_of_their_own(ranks: LocalProcesses) -> None:
+def test_autotune_shares_gradients_and_then_each_has_its_own(ranks: LocalProcesses) -> None:
     results = ranks.run(by_name, 2, "autotune", size=2)
     llama.assert_tuned_apart(*results, "hdet.integrations.accelerate.prepare")
 
@@ -287,21 +290,16 @@ def test_published_is_the_scheduler_by_hand(ranks: LocalProcesses) -> None:
 # ---------------------------------------------------------------------- what is refused
 
 
-def plain_probe(rank: int, size: int, named: bool) -> str:
-    with pytest.raises(ValueError, match="autotune") as caught:
-        by_name(rank, size, "autotune" if named else TUNED, wraps=False)
+def plain_probe(rank: int, size: int, method: Any) -> str:
+    with pytest.raises(ValueError, match="gradients of their own, the probe's model must be") as caught:
+        by_name(rank, size, method, wraps=False)
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("named", "words"),
-    [
-        (True, "the one that accelerator.prepare returned, in DDP, got Sequential; prepare the model"),
-        (False, "built AutoTune for gradients of their own, which DDP shares; give the probe the model"),
-    ],
-)
-def test_autotune_must_know_what_is_in_ddp(ranks: LocalProcesses, named: bool, words: str) -> None:
-    assert all(words in said for said in ranks.run(plain_probe, 2, named, size=2))
+@pytest.mark.parametrize("method", ["autotune", TUNED])
+def test_autotune_must_know_what_is_in_ddp(ranks: LocalProcesses, method: Any) -> None:
+    words = "the one that accelerator.prepare returned, in DDP, got Sequential; prepare the model first"
+    assert all(words in said for said in ranks.run(plain_probe, 2, method, size=2))
 
 
 def wrong(rank: int, size: int, folder: Path, how: str) -> str:

@@ -14,17 +14,23 @@ from torch.nn.parallel import DistributedDataParallel
 import hdet
 from hdet.replicas.launch import LocalProcesses
 from tests.integrations import llama
+from tests.standing import standing
 
 pytest.importorskip("transformers", reason="make test-integrations installs Transformers")
 
 
 def door_of(kind: str, history: Path, **more: Any) -> Any:
-    if kind == "autotune":  # by name, on gradients of their own
+    if kind == "autotune":  # by name
         return kind
     if kind == "auto_lr":
         return partial(hdet.AutoLR, history=history, **more)
     if kind == "auto_tune":  # replicas that diverge within a window
-        return partial(hdet.AutoTune, explore=[hdet.WeightDecay()], history=history, **more)
+
+        def build(optimizer: Any, total_steps: int, probe: hdet.Probe) -> hdet.AutoTune:
+            given: dict[str, Any] = {"total_steps": total_steps, "probe": probe, "history": history, **more}
+            return standing(hdet.AutoTune(optimizer, [hdet.WeightDecay()], **given))
+
+        return build
     return llama.one_cycle(history=history, **more)
 
 
@@ -127,7 +133,7 @@ def by_name(rank: int, size: int, folder: Path, method: Any) -> dict[str, Any]:
             optimizer.optimizer.register_step_pre_hook(lambda *_: watched.before(model, optimizer))
 
         def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
-            watched.weights.append(llama.flat(model))
+            watched.after(model, trainer.door)
 
     with llama.launched(rank, size), watched.listening():
         model = llama.model()
@@ -145,7 +151,7 @@ def by_name(rank: int, size: int, folder: Path, method: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["autotune", partial(hdet.AutoTune, explore=[hdet.WeightDecay()])])
-def test_autotune_trains_on_gradients_of_their_own(
+def test_autotune_shares_gradients_and_then_each_has_its_own(
     ranks: LocalProcesses, tmp_path: Path, method: Any
 ) -> None:
     """By its name, or as a callable."""

@@ -407,6 +407,7 @@ def auto_tune(rank: int, steps: int) -> Run:
     model = net(dropout=0.2)
     optimizer = AdamW(model.parameters())
     run = Run(rank, model, optimizer, None)
+    run.batches = 1  # learnt by heart: soon a window does not improve, and all is explored
     explore = [hdet.WeightDecay(), hdet.Dropout(model)]
     run.door = hdet.AutoTune(
         optimizer, explore, probe=probe(model, rank), total_steps=steps, on_event=heard(run)
@@ -500,7 +501,7 @@ SCENARIOS = {
     "auto_lr_two_optimizers": Scenario(auto_lr_two_optimizers, 1, 200, 90),
     "auto_lr_cosine": Scenario(auto_lr_cosine, 1, 200, 90),
     "auto_tune": Scenario(auto_tune, 4, 200, 90, moved_all),
-    "auto_tune_alone": Scenario(auto_tune, 1, 600, 130, moved_all),
+    "auto_tune_alone": Scenario(auto_tune, 1, 2000, 200, moved_all),
     "best_mean": Scenario(best_mean, 1, 200, 90),
     "guard": Scenario(guard, 1, 400, 200, was_guarded),
     "guard_by_training_losses": Scenario(guard_by_training_losses, 1, 400, 200, was_guarded),

@@ -179,7 +179,7 @@ class HDETCallback(Callback):
         losses, self._losses = self._losses, []
         self.door.step(_mean(losses))
         self._leave_ddp(trainer, pl_module)
-        if self.door.apart and not self._checked:
+        if (self.door.apart or getattr(self.door, "switches", False)) and not self._checked:
             self._checked = True
             _check_copies(self.door, trainer)
         if getattr(self.door, "finished", False):

@@ -276,7 +276,7 @@ class Cycle:
     @property
     def apart(self) -> bool:
         """Whether the replicas' weights differ now, so that one rank's are not the run's."""
-        differs = self._own_gradients or self._fan_out.explores
+        differs = (self._own_gradients and not self._shares) or self._fan_out.explores
         return self.replicas.size > 1 and self._since_sync > 0 and differs
 
     @property
@@ -435,7 +435,7 @@ class Cycle:
         for kind, warning in warnings.items():
             self._announcer.warn_once(warning, kind)
         events = [*gathered.events, *decided.events]
-        if self._shares and any(policy.stood for policy in self._policies):
+        if self._shares and self._stood:
             events.append("the loss falls no more: from here on every replica has a gradient of its own")
             self._share(False)
         record = SyncRecord(
@@ -459,6 +459,11 @@ class Cycle:
         self._records.append(record)
         self._announcer.events += events_of(record, decided, gathered.events)
         return record
+
+    @property
+    def _stood(self) -> bool:
+        """Whether there was a window that did not improve."""
+        return any(policy.stood for policy in self._policies)
 
     def _share(self, shares: bool) -> None:
         """One gradient for everybody, or each rank its own."""
@@ -588,7 +593,6 @@ class Cycle:
             "seed": self._fan_out.seed,
             "explored": [axis.state_dict() for axis in self._fan_out.axes],
             "explained": self._explained,
-            "shares": self._shares,
             "loss": self._training_loss.state_dict(self.replicas.world_rank),
             # Skipped on the device and yet to be taken back, and for which the schedule waits already.
             "skipped": self._hooks.skipped_ago(),
@@ -640,7 +644,6 @@ class Cycle:
         """Take over what :meth:`check_state` has let pass."""
         self.steps, self._round, self._explained = saved["steps"], saved["round"], saved["explained"]
         self._fan_out.seed = saved["seed"]
-        self._share(saved["shares"])
         self._fan_out.restore()
         for axis, of_axis in zip(self._fan_out.axes, saved["explored"], strict=True):
             axis.load_state_dict(of_axis)
@@ -649,6 +652,7 @@ class Cycle:
             policy.start(self.steps)
             if of_policy is not None:
                 policy.load_state_dict(of_policy)
+        self._share(not self._stood)
         self._training_loss.load_state_dict(saved["loss"], self.replicas.world_rank, self.replicas.world_size)
         self._hooks.forget()  # a step taken before is another run's
         self._reset_round(saved["skipped"], saved["waits"])

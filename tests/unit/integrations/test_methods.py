@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import hdet
@@ -60,9 +63,67 @@ def test_published_needs_an_end_and_one_optimizer() -> None:
         methods.published([optimizer, optimizer], 40, model)
 
 
-def test_a_step_that_one_process_may_skip_alone_is_refused() -> None:
+ALONE = SimpleNamespace(trains_alone=True, switches=False)
+LATER = SimpleNamespace(trains_alone=False, switches=True)
+NEVER = SimpleNamespace(trains_alone=False, switches=False)
+
+
+@pytest.mark.parametrize("door", [ALONE, LATER])
+def test_a_step_that_one_process_may_skip_alone_is_refused(door: Any) -> None:
     with pytest.raises(ValueError, match=r"Caller: gradients of their own need steps .* use bf16"):
-        methods.begin_own_gradients("Caller", 0, 2, scaler=object())
+        methods.begin_own_gradients("Caller", door, 0, 2, scaler=object())
+
+
+def test_who_shares_gradients_throughout_may_skip_steps_and_is_told_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "hdet")
+    methods.begin_own_gradients("Caller", NEVER, 0, 2, scaler=object())
+    methods.begin_own_gradients("Caller", object(), 0, 2, scaler=object())
+    assert caplog.messages == []
+
+
+def test_the_first_process_says_from_when_on_each_has_its_own_gradient(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "hdet")
+    for rank in (0, 1):
+        methods.begin_own_gradients("Caller", ALONE, rank, 2)
+        methods.begin_own_gradients("Caller", LATER, rank, 2)
+    said = "each of 2 processes trains on gradients of its own, which DDP does not average"
+    now, later = caplog.messages
+    assert now.startswith(f"Caller: {said}")
+    assert later.startswith(f"Caller: from the first window on that does not improve {said}")
+
+
+def test_autotune_is_told_of_a_ddp_that_it_does_not_see() -> None:
+    switch = {"gradients": "switch"}
+    assert methods.sharing_of(hdet.AutoTune) == switch
+    assert methods.sharing_of(partial(hdet.AutoTune, patience=None)) == switch
+    assert methods.sharing_of(partial(hdet.AutoTune, gradients="all")) == {}, "what was chosen stays"
+    assert methods.sharing_of(hdet.AutoLR) == {}
+    assert methods.sharing_of(lambda optimizer, gradients=None: None) == {}, "nor is a callable told"
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_gradients_are_shared_until_the_door_has_switched() -> None:
+    model = nn.Linear(2, 1)
+    ddp = nn.parallel.DistributedDataParallel(model)
+    door = SimpleNamespace(trains_alone=False, switches=True)
+    for alone in (False, True, False):
+        door.trains_alone = alone
+        with methods.own_gradients(ddp, door):
+            assert ddp.require_backward_grad_sync is not alone
+        assert ddp.require_backward_grad_sync
+    with methods.own_gradients(model, ALONE):  # no DDP: nothing to do
+        pass
 
 
 @pytest.mark.parametrize(

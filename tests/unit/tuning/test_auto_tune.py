@@ -18,6 +18,7 @@ import hdet
 from hdet.autolr.rule import HorizonController
 from hdet.history import SyncRecord
 from hdet.tuning.policies import windows_in_turn
+from tests.standing import standing
 
 SIZE, STEPS = 4, 240
 
@@ -193,6 +194,7 @@ def test_rows_with_batch_norm_are_handed_over_with_statistics_that_fit() -> None
 def test_one_replica_tries_values_in_turn_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hdet"):
         run = Run(1, steps=1200)
+    standing(run.tune)
     assert (
         "one replica alone tries weight_decay, dropout, label_smoothing in turn, and decides every 8"
         in caplog.text
@@ -231,6 +233,7 @@ def test_in_turn_an_effect_is_found_and_none_is_not() -> None:
     tune = hdet.AutoTune(
         optimizer, [dial("good"), dial("idle")], probe=probe, total_steps=4000, patience=None
     )
+    standing(tune)
     for _ in range(3000):
         optimizer.zero_grad()
         model.weight.square().sum().backward()

@@ -16,6 +16,7 @@ import hdet
 from benchmarks.zoo.catalogue import TASKS
 from benchmarks.zoo.models import Encoder, images_net, mlp
 from hdet.tuning.discover import criteria_of, discover
+from tests.standing import standing
 
 Loss = Callable[[Any], Tensor]
 Training = tuple[nn.Module, Callable[[], Any], Loss, list[Any]]
@@ -158,6 +159,7 @@ def test_it_is_the_default_and_equals_the_list_that_it_stands_for() -> None:
         optimizer = torch.optim.AdamW(model.parameters())
         loss = lambda batch: criterion(model(batch[0]), batch[1])  # noqa: E731
         tune = hdet.AutoTune(optimizer, probe=probe_of(model, loss), total_steps=48, **explore)
+        standing(tune)
         records = []
         for step in range(48):
             loss(classes(step)).backward()
@@ -317,7 +319,7 @@ def dropped(model: nn.Module) -> set[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_kinds_of_models_explore_what_is_said(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What the optimizer's step and the forward pass read, in the first windows of a run."""
+    """What the optimizer's step and the forward pass read, in the first windows in which it explores."""
     caplog.set_level(logging.INFO, "hdet")
     build, expected = KINDS[kind]
     model, batches, loss, held_out = build()
@@ -327,6 +329,7 @@ def test_ten_kinds_of_models_explore_what_is_said(kind: str, caplog: pytest.LogC
     assert [name for name in (DECAY, DROPS, SMOOTHS) if name in said] == expected
     assert set(tune.values) == {"lr/0", *expected}
     begin = dict(tune.values)
+    standing(tune)
     seen: dict[str, set[float]] = {name: set() for name in (DECAY, DROPS, SMOOTHS)}
     optimizer.register_step_pre_hook(lambda *_: seen[DECAY].add(optimizer.param_groups[0]["weight_decay"]))
     criteria = criteria_of(model, loss)

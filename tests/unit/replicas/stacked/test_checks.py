@@ -141,7 +141,7 @@ def test_arms_that_an_ensemble_does_not_know_of() -> None:
     with pytest.raises(ValueError, match="must be what the replicas were stacked with, 2, got 4"):
         hdet.Ensemble(replicas.optimizer, gradients=4)
     model = mlp()
-    with pytest.raises(ValueError, match=r"must be 'all', 'none' or an hdet\.Arms, got 2"):
+    with pytest.raises(ValueError, match=r"must be 'all', 'none', 'switch' or an hdet\.Arms, got 2"):
         hdet.Ensemble(SGD(model.parameters()), gradients=2)
 
 
