@@ -18,7 +18,6 @@ from benchmarks.autotune.plan import (
     DEFAULT,
     LARGE,
     LARGE_TUNED,
-    LONG,
     PB2,
     PBT,
     RANDOM,
@@ -36,11 +35,7 @@ from benchmarks.rows import Row
 
 __all__ = ["execute", "unavailable"]
 
-_PACKAGES = {
-    TPE_HYPERBAND: "optuna",
-    PBT: "ray.tune.schedulers",
-    PB2: "ray.tune.schedulers.pb2",
-}
+_PACKAGES = {TPE_HYPERBAND: "optuna"}
 
 
 def execute(rank: int, run: Run) -> Row | None:
@@ -62,7 +57,7 @@ def unavailable(arm: str) -> str:
     """Why an arm cannot be run here, and the mend; empty if it can."""
     if arm == AUTOTUNE and "AutoTune" not in hdet.__all__:
         return "this version of hdet has no AutoTune yet"
-    package = _PACKAGES.get(arm, "").partition(".")[0]
+    package = _PACKAGES.get(arm)
     if package and find_spec(package) is None:
         return f"{package} is not installed: {INSTALL}"
     return ""
@@ -72,8 +67,6 @@ def _trials(arena: Arena) -> list[Row]:
     run = arena.run
     if run.arm == DEFAULT:
         return single(arena, DEFAULTS, 0)
-    if run.arm == LONG:
-        return single(arena, DEFAULTS, 0, runs=run.members)
     if run.arm == LARGE:
         return large(arena)
     if run.arm == LARGE_TUNED:

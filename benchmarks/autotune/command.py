@@ -1,8 +1,8 @@
 """One run that tunes everything, against searches at the same budget of training samples.
 
 AutoTune's N replicas see as many samples as N single runs. So many are given to random search, to Optuna's
-TPE with two pruners, to Ray Tune's PBT and PB2, and to torch's defaults as one long run. The truth is the
-best of a sweep with ten times the budget. All choose by the probe's samples and are reported on those of
+TPE with Hyperband, to twins of Ray's PBT and PB2, and to one large batch. The truth is the best of a sweep
+with ten times the budget. All choose by the probe's samples and are reported on those of
 the test. What is run is in :mod:`benchmarks.autotune.plan`, what follows in
 :mod:`benchmarks.autotune.analysis`.
 """

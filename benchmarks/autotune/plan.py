@@ -26,7 +26,6 @@ __all__ = [
     "DEFAULT",
     "LARGE",
     "LARGE_TUNED",
-    "LONG",
     "MEMBERS",
     "PB2",
     "PBT",
@@ -52,12 +51,12 @@ TWICE, AVERAGED = "AutoTune, twice", "averaging"
 LARGE, LARGE_TUNED = "large batch, AutoLR", "large batch, tuned"
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 PBT, PB2 = "PBT", "PB2"
-#: One run at torch's defaults: of the length of a single run, and of the whole budget.
-DEFAULT, LONG = "defaults", "defaults, long"
+#: A single run at torch's defaults.
+DEFAULT = "defaults"
 #: The truth: many single runs.
 SWEEP = "sweep"
 SEARCHES = (RANDOM, TPE_HYPERBAND, PBT, PB2)
-ARMS = (DEFAULT, LONG, *SEARCHES, LARGE, LARGE_TUNED, AVERAGED, AUTOTUNE, TWICE)
+ARMS = (DEFAULT, *SEARCHES, LARGE, LARGE_TUNED, AVERAGED, AUTOTUNE, TWICE)
 
 #: How many single runs' worth of samples an arm may spend, and how many replicas or members there are.
 MEMBERS = 4
@@ -159,7 +158,7 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
     """Every run that the plan asks for as far as can be known by now, in order."""
     runs: list[Run] = []
     for seed in range(plan.seeds):
-        runs += (run for task in plan.tasks for arm in plan.arms for run in plan.runs(task, arm, seed))
+        runs += (run for arm in plan.arms for task in plan.tasks for run in plan.runs(task, arm, seed))
         if seed == 0:
             runs += (run for task in plan.tasks for run in _swept(plan, task))
     for task in plan.tasks:

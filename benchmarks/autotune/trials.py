@@ -26,12 +26,12 @@ STARTUP = 4
 PRUNER = f"HyperbandPruner(min_resource=1, max_resource={SEGMENTS}, reduction_factor=3)"
 
 
-def single(arena: Arena, setting: Setting, number: int, runs: int = 1, *, batches: int = 1) -> list[Row]:
-    """One run at the setting, as long as ``runs`` single ones; of so many ``batches`` in a step."""
-    training = arena.training(number, setting, runs * arena.workload.steps, batches=batches)
-    for _ in range(runs * SEGMENTS):
+def single(arena: Arena, setting: Setting, number: int, *, batches: int = 1) -> list[Row]:
+    """One run at the setting, of so many ``batches`` in a step."""
+    training = arena.training(number, setting, batches=batches)
+    for _ in range(SEGMENTS):
         training.advance(arena.segment)
-    return [arena.trial(number, setting, runs * SEGMENTS, training.finish_())]
+    return [arena.trial(number, setting, SEGMENTS, training.finish_())]
 
 
 def tpe(arena: Arena) -> list[Row]:

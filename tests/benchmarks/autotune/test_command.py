@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.autotune import command
 from benchmarks.autotune.command import recomputed, run, table
-from benchmarks.autotune.plan import ARMS, DEFAULT, LARGE_TUNED, LONG, RANDOM, RATES, TWICE
+from benchmarks.autotune.plan import ARMS, DEFAULT, LARGE_TUNED, RANDOM, RATES, TWICE
 from tests.benchmarks.screen import shown
 
 
@@ -20,7 +20,7 @@ def test_quick_runs_from_end_to_end(tmp_path: Path) -> None:
     assert result["failed"] == []
     (task,) = result["tasks"]
     assert {line["arm"] for line in task["arms"]} == set(ARMS) - set(result["left_out"])
-    assert {DEFAULT, LONG, RANDOM} <= {line["arm"] for line in task["arms"]}
+    assert {DEFAULT, RANDOM} <= {line["arm"] for line in task["arms"]}
     spent = {line["arm"]: line["runs_spent"] for line in task["arms"]}
     others = {DEFAULT: 1, LARGE_TUNED: 4 * len(RATES), TWICE: 8}
     assert {arm: spent.pop(arm) for arm in others} == others
