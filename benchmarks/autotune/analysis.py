@@ -17,10 +17,12 @@ from benchmarks.autotune.plan import ARMS, AUTOTUNE, SWEEP
 from benchmarks.regret.analysis import interval
 from benchmarks.rows import Row
 
-__all__ = ["NEAR", "REACHED", "Outcome", "analyse", "outcome", "truth"]
+__all__ = ["BEHIND", "NEAR", "REACHED", "Outcome", "analyse", "outcome", "truth"]
 
 #: What counts as reached, and what as near: so far above the truth, in per cent.
 REACHED, NEAR = 2.0, 3.0
+#: From so many per cent on AutoTune counts as behind.
+BEHIND = 2.0
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ def verdicts(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "ahead": sum(_mean_difference(*pair) < 0 for pair in both),
                 "clearly": sum(_is_clear(*pair) for pair in both),
                 "of": len(both),
+                "by": statistics.fmean(_lead(*pair) for pair in both),
+                "behind": sum(_is_behind(*pair) for pair in both),
             }
         judged = [lines[arm]["excess"] for lines in by_task if arm in lines]
         judged = [excess for excess in judged if excess is not None]
@@ -167,6 +171,17 @@ def _differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[floa
 def _mean_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     differences = _differences(mine, other)
     return statistics.fmean(differences) if differences else float(mine["test"] - other["test"])
+
+
+def _lead(mine: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """How far below the other one it ends, in per cent of the other's loss."""
+    return float(-100 * _mean_difference(mine, other) / other["test"])
+
+
+def _is_behind(mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the whole interval of the differences is more than 2 % of the other's loss above it."""
+    mean, half = _interval(_differences(mine, other))
+    return mean is not None and half is not None and mean - half > BEHIND / 100 * other["test"]
 
 
 def _is_clear(mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.autotune.analysis import NEAR, REACHED
+from benchmarks.autotune.analysis import BEHIND, NEAR, REACHED
 from benchmarks.autotune.plan import AUTOTUNE
 
 __all__ = ["HEADINGS", "cells", "said", "title"]
@@ -46,7 +46,11 @@ def said(verdicts: Mapping[str, Any]) -> Iterator[str]:
     """The verdicts, a sentence each."""
     for arm, one in verdicts["autotune_ahead_of"].items():
         clearly = f", clearly on {one['clearly']}" if one["clearly"] else ""
-        yield f"AutoTune is ahead of {arm} on {one['ahead']} of {one['of']} tasks{clearly}."
+        behind = f"; on {one['behind']} it is clearly more than {BEHIND:g} % behind" if one["behind"] else ""
+        yield (
+            f"AutoTune is ahead of {arm} on {one['ahead']} of {one['of']} tasks{clearly}, by {one['by']:.1f} % on "
+            f"average{behind}."
+        )
     if not verdicts["autotune_ahead_of"]:
         yield "AutoTune has not been run."
     for arm, one in sorted(verdicts["near_the_truth"].items(), key=lambda item: item[0] != AUTOTUNE):
