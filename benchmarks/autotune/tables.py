@@ -48,8 +48,8 @@ def said(verdicts: Mapping[str, Any]) -> Iterator[str]:
         clearly = f", clearly on {one['clearly']}" if one["clearly"] else ""
         behind = f"; on {one['behind']} it is clearly more than {BEHIND:g} % behind" if one["behind"] else ""
         yield (
-            f"AutoTune is ahead of {arm} on {one['ahead']} of {one['of']} tasks{clearly}, by {one['by']:.1f} % on "
-            f"average{behind}."
+            f"AutoTune is ahead of {arm} on {one['ahead']} of {one['of']} tasks{clearly}, on average by "
+            f"{one['by']:.1f} %{behind}."
         )
     if not verdicts["autotune_ahead_of"]:
         yield "AutoTune has not been run."

@@ -14,26 +14,17 @@ __all__ = ["autotune", "delay", "hyperparameters", "zoo_parts", "zoo_replicas"]
 
 
 def autotune(result: dict[str, Any]) -> str:
-    """Test losses of every way to search, beside the truth."""
+    """How far every arm ends above the truth, task by task and on average."""
     arms = [line["arm"] for line in result["tasks"][0]["arms"]]
-    names = [task["task"] for task in result["tasks"]]
-    lines = [f"| test loss (over the truth, %) | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    best = [task["truth"] for task in result["tasks"]]
-    lines.append(
-        "| the truth | " + " | ".join(_interval(one["test"], one["test_half_width"]) for one in best) + " |"
-    )
-    for arm in arms:
-        cells = []
-        for task in result["tasks"]:
-            line = next(line for line in task["arms"] if line["arm"] == arm)
-            cells.append(f"{_interval(line['test'], line['test_half_width'])} ({line['excess']:+.1f})")
-        name = f"**{arm}**" if arm == AUTOTUNE else arm
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", " ".join(autotune_tables.said(result["verdicts"]))])
-
-
-def _interval(mean: float, half: float | None) -> str:
-    return f"{mean:.3f}" + ("" if half is None else f" ± {half:.3f}")
+    named = [f"**{arm}**" if arm == AUTOTUNE else arm for arm in arms]
+    rows = []
+    for task in result["tasks"]:
+        by_arm = {line["arm"]: f"{line['excess']:+.1f}" for line in task["arms"]}
+        rows.append([task["task"], f"{task['truth']['test']:.4g}", *(by_arm[arm] for arm in arms)])
+    near = result["verdicts"]["near_the_truth"]
+    rows.append(["*mean*", "", *(f"{near[arm]['excess']:+.1f}" for arm in arms)])
+    said = " ".join(autotune_tables.said(result["verdicts"]))
+    return f"{markdown(['over the truth, %', 'truth', *named], rows)}\n\n{said}"
 
 
 def delay(result: dict[str, Any]) -> str:
