@@ -435,8 +435,10 @@ class Cycle:
         for kind, warning in warnings.items():
             self._announcer.warn_once(warning, kind)
         events = [*gathered.events, *decided.events]
+        parted: tuple[str, ...] = ()
         if self._shares and self._stood:
-            events.append("the loss falls no more: from here on every replica has a gradient of its own")
+            parted = ("the loss falls no more: from here on every replica has a gradient of its own",)
+            self._announcer.log(logging.INFO, f"step {self.steps}: {parted[0]}")  # no warning
             self._share(False)
         record = SyncRecord(
             step=self.steps,
@@ -447,7 +449,7 @@ class Cycle:
             distance_measured=gathered.distances,
             distance_predicted=gathered.predicted,
             milliseconds=(time.perf_counter() - began) * 1e3,
-            events=(*dict.fromkeys(events), *warnings.values()),
+            events=(*dict.fromkeys(events), *parted, *warnings.values()),
             horizon=decided.horizon,
             held_out=decided.held_out,
             held_out_mean=decided.held_out_mean,
