@@ -290,16 +290,16 @@ def test_published_is_the_scheduler_by_hand(ranks: LocalProcesses) -> None:
 # ---------------------------------------------------------------------- what is refused
 
 
-def plain_probe(rank: int, size: int, method: Any) -> str:
+def plain_probe(rank: int, size: int, named: bool) -> str:
     with pytest.raises(ValueError, match="gradients of their own, the probe's model must be") as caught:
-        by_name(rank, size, method, wraps=False)
+        by_name(rank, size, "autotune" if named else TUNED, wraps=False)
     return str(caught.value)
 
 
-@pytest.mark.parametrize("method", ["autotune", TUNED])
-def test_autotune_must_know_what_is_in_ddp(ranks: LocalProcesses, method: Any) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_autotune_must_know_what_is_in_ddp(ranks: LocalProcesses, named: bool) -> None:
     words = "the one that accelerator.prepare returned, in DDP, got Sequential; prepare the model first"
-    assert all(words in said for said in ranks.run(plain_probe, 2, method, size=2))
+    assert all(words in said for said in ranks.run(plain_probe, 2, named, size=2))
 
 
 def wrong(rank: int, size: int, folder: Path, how: str) -> str:
