@@ -77,9 +77,12 @@ def test_excess_interval_and_samples_to_reach_the_truth() -> None:
 
 
 def test_verdicts() -> None:
-    found = analyse(rows_of_two_seeds(), {"a": 100})["verdicts"]
+    analysed = analyse(rows_of_two_seeds(), {"a": 100})
+    found = analysed["verdicts"]
+    mean_of_pbt = next(line["test"] for line in analysed["tasks"][0]["arms"] if line["arm"] == PBT)
     # By seed AutoTune is 0.32 and 0.36 lower: 0.34 ± 0.25.
-    assert found["autotune_ahead_of"] == {PBT: {"ahead": 1, "clearly": 1, "of": 1}}
+    lead = {"ahead": 1, "clearly": 1, "of": 1, "by": pytest.approx(100 * 0.34 / mean_of_pbt), "behind": 0}
+    assert found["autotune_ahead_of"] == {PBT: lead}
     assert found["near_the_truth"] == {
         PBT: {"near": 0, "of": 1, "excess": pytest.approx(15.0)},
         AUTOTUNE: {"near": 1, "of": 1, "excess": pytest.approx(2.5)},
@@ -94,3 +97,11 @@ def test_without_a_sweep_or_without_autotune_nothing_is_claimed() -> None:
     assert line["excess"] is None
     assert line["runs_to_reach"] is None
     assert found["tasks"][0]["truth"]["test"] is None
+
+
+def test_an_arm_that_is_clearly_ahead_of_autotune_is_counted() -> None:
+    swapped = {PBT: AUTOTUNE, AUTOTUNE: PBT}
+    rows = [{**one, "arm": swapped.get(one["arm"], one["arm"])} for one in rows_of_two_seeds()]
+    (lead,) = analyse(rows, {"a": 100})["verdicts"]["autotune_ahead_of"].values()
+    assert (lead["ahead"], lead["behind"]) == (0, 1)
+    assert lead["by"] < 0

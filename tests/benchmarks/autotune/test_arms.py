@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.autotune import arms, plan
 from benchmarks.autotune.arms import execute, unavailable
-from benchmarks.autotune.plan import ARMS, AUTOTUNE, PB2, RANDOM, SWEEP, Plan, Run
+from benchmarks.autotune.plan import ARMS, AUTOTUNE, PB2, PBT, SWEEP, TPE_HYPERBAND, Plan, Run
 from benchmarks.workloads import Workload
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what peers import
@@ -52,5 +52,5 @@ def test_no_choice_has_seen_the_tests_samples(
 
 def test_an_arm_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "find_spec", lambda package: None)
-    assert unavailable(PB2) == "ray is not installed: pip install -r benchmarks/requirements.txt"
-    assert unavailable(RANDOM) == ""
+    assert unavailable(TPE_HYPERBAND) == "optuna is not installed: pip install -r benchmarks/requirements.txt"
+    assert unavailable(PBT) == unavailable(PB2) == ""

@@ -1,4 +1,4 @@
-"""Ray's schedulers on members in one process."""
+"""Members that become copies of better ones, in one process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from benchmarks.autotune.plan import PB2, PBT, SEGMENTS, Run
 from benchmarks.autotune.population import Population, populate
 from benchmarks.autotune.space import clipped
 from benchmarks.autotune.training import Training
-
-pytest.importorskip("ray.tune", reason="ray is not installed: pip install -r benchmarks/requirements.txt")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, of packages that it imports
 
 
 def state(member: Training) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ def test_a_line_says_all_that_is_asked() -> None:
 def test_the_verdicts_are_sentences() -> None:
     sentences = [*said(analyse(rows_of_two_seeds(), {"a": 100})["verdicts"])]
     assert sentences == [
-        "AutoTune is ahead of PBT on 1 of 1 tasks, clearly on 1.",
+        "AutoTune is ahead of PBT on 1 of 1 tasks, clearly on 1, on average by 10.0 %.",
         "AutoTune is within 3 % of the truth on 1 of 1 tasks, +2.5 % on average.",
         "PBT is within 3 % of the truth on 0 of 1 tasks, +15.0 % on average.",
     ]
