@@ -42,13 +42,14 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "scale": {"": scale.markdown},
     "reproduce": {"": reproduce.markdown},
 }
-_OVER_SEEDS = (*("regret", "hyperparameters", "delay", "autotune", "replicas", "fan-out", "reproduce"),)
+_OVER_SEEDS = (*("regret", "hyperparameters", "delay", "replicas", "fan-out", "reproduce"),)
 _STATISTIC = {
     "chaos": "counts",
     "decisions": "one run of each",
     "lightbench": "counts",
     **dict.fromkeys(("zoo", "zoo-ablation"), "means over seeds"),
     "zoo-choice": "means over runs",
+    "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
     "deepobs": "means over seeds ± their deviation",
     "autolr": "whole runs in the order A B B A",
