@@ -98,8 +98,8 @@ def prepare(
         accelerator: that of the loop.
         optimizer: as ``accelerator.prepare`` returned it.
         method: ``"autolr"`` finds the learning rate. ``"autotune"`` finds weight decay, dropout and label
-            smoothing as well, where the model has them; in DDP each process then trains on gradients of its
-            own, and the probe's model must be what ``accelerator.prepare`` returned. ``"published"`` is
+            smoothing as well, where the model has them; in DDP each process trains on its own once the loss
+            stands, and the probe's model must be what ``accelerator.prepare`` returned. ``"published"`` is
             :class:`hdet.OneCycleAutoLR` with the optimizer's ``lr`` as its peak and the authors' defaults, of
             which the spread is 0. Or a callable that builds the door from the optimizer and, by name,
             whichever of ``total_steps``, ``model`` and ``probe`` it takes.

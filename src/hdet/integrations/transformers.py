@@ -63,9 +63,9 @@ class HDETTrainerMixin(_Base):
 
     Args:
         method: ``"autolr"`` finds the learning rate. ``"autotune"`` finds weight decay, dropout and label
-            smoothing as well, where the model has them; in DDP each process then trains on gradients of its
-            own. ``"published"`` is :class:`hdet.OneCycleAutoLR` with ``args.learning_rate`` as its peak and
-            the authors' defaults, of which the spread is 0. Or a callable that builds the door from the
+            smoothing as well, where the model has them; in DDP each process trains on its own once the loss
+            stands. ``"published"`` is :class:`hdet.OneCycleAutoLR` with ``args.learning_rate`` as its peak
+            and the authors' defaults, of which the spread is 0. Or a callable that builds the door from the
             optimizer and, by name, whichever of ``total_steps``, ``model`` and ``probe`` it takes:
             ``partial(hdet.AutoLR, schedule="cosine")``,
             ``partial(hdet.OneCycleAutoLR, max_lr=1e-3, ensemble_lr_spread_ratio=1 / 9)``.
