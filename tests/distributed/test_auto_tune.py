@@ -401,9 +401,9 @@ def heard(rank: int) -> list[str]:
     return [line for line in lines if "large batch" in line]
 
 
-def test_where_the_loss_falls_until_the_end_a_large_batch_is_recommended(ranks: LocalProcesses) -> None:
+def test_where_the_loss_falls_until_the_end_a_shared_gradient_is_recommended(ranks: LocalProcesses) -> None:
     first, *others = ranks.run(heard, size=RANKS, timeout=180)
-    assert [line[:46] for line in first] == ["AutoTune: the loss fell until the end: there one"[:46]]
+    assert [line[:46] for line in first] == ["AutoTune: the loss fell until the end: there a shared"[:46]]
     assert not any(others), "rank 0 says it"
 
 
