@@ -223,18 +223,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    found = {
+    found: dict[str, Any] = {
         "command": f"python -m benchmarks.autotune.held_against_ray --seeds {given.seeds}",
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("ray", "scikit-learn", "scipy", "numpy", "torch")},
         },
         "parts": PARTS,
-        "comparisons": [
-            compared(kind, members, given.seeds, given.processes) for kind in TWINS for members in (4, 8)
-        ],
+        "comparisons": [],
     }
-    given.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    for kind in TWINS:
+        for members in (4, 8):
+            found["comparisons"].append(compared(kind, members, given.seeds, given.processes))
+            given.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ __all__ = ["Standing"]
 #: So many standard errors from where a replica should stand on average, and in no fewer windows: one far
 #: off in a few of them may be so by chance.
 _CLEAR, _LEAST_WINDOWS = 5.0, 8
+#: A relative difference that is none: replicas that share gradients have equal weights.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,11 @@ class Standing:
 
     def after(self, losses: Sequence[float]) -> tuple[Standing, str]:
         """After a window with these losses; and what is to be said of it, once, or ""."""
-        if not all(map(math.isfinite, losses)) or len(set(losses)) < 2:
+        if not all(map(math.isfinite, losses)):
             return self, ""
         mean, deviation = statistics.fmean(losses), statistics.pstdev(losses)
+        if deviation <= _ROUNDING * abs(mean):
+            return self, ""
         before = self.sums if len(self.sums) == len(losses) else (0.0,) * len(losses)
         windows = self.windows + 1 if self.sums == before else 1
         sums = tuple(s + (loss - mean) / deviation for s, loss in zip(before, losses, strict=True))

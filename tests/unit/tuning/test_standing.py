@@ -48,7 +48,7 @@ def test_chance_is_hardly_ever_taken_for_it(replicas: int) -> None:
 def test_what_cannot_be_compared_does_not_count() -> None:
     before, _ = Standing().after([1.0, 2.0])
     assert before.windows == 1
-    for row in ([math.nan, 1.0], [1.0, math.inf], [1.0, 1.0], [2.0]):
+    for row in ([math.nan, 1.0], [1.0, math.inf], [1.0, 1.0], [2.0], [1.0, 1.0 + 1e-7]):
         assert before.after(row) == (before, "")
     fewer, _ = before.after([1.0, 2.0, 3.0])
     assert (fewer.windows, len(fewer.sums)) == (1, 3), "of another number of replicas nothing follows"
