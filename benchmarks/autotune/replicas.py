@@ -105,7 +105,7 @@ def _train(
 def explored(model: nn.Module, criterion: nn.Module, ranges: Mapping[str, Range]) -> Sequence[Explorable]:
     """All but the learning rate, within the bounds that every search has."""
     bounds = {name: (known.low, known.high) for name, known in ranges.items()}
-    chosen: list[Explorable] = [WeightDecay(bounds=bounds["weight_decay"])]
+    chosen: list[Explorable] = [WeightDecay(spread=1.5, bounds=bounds["weight_decay"])]
     if "dropout" in bounds:
         chosen.append(Dropout(model, bounds=bounds["dropout"]))
     if "label_smoothing" in bounds and isinstance(criterion, nn.CrossEntropyLoss):

@@ -167,7 +167,7 @@ def train_auto_tune(rank: int, steps: int, seed: int, path: str) -> Outcome:
     model = task.model(seed)
     optimizer, probe = AdamW(model.parameters()), task.probe(model, seed)
     tune = AutoTune(
-        optimizer, [WeightDecay()], probe=probe, total_steps=steps, gradients="none", history=path
+        optimizer, [WeightDecay(spread=1.5)], probe=probe, total_steps=steps, gradients="none", history=path
     )
     highest = _search(tune, task, model, optimizer, islice(task.batches(1000 * seed + rank), steps))
     found = f"rate up to {highest:.2g}, decay {tune.values['weight_decay']:.2g}"

@@ -42,7 +42,7 @@ class WeightDecay:
     the training loss is lowest without it.
     """
 
-    spread: float | Sequence[float] = 1.5
+    spread: float | Sequence[float] = 0.5
     bounds: tuple[float, float] = (0.0, 10.0)
     groups: Sequence[int] | None = None
     each: bool = False

@@ -51,7 +51,7 @@ class AutoTune(Search):
         optimizer: any torch optimizer, or several that step together. Its learning rate is not read; other
             values are where the search begins.
         explore: what is moved beside the learning rate: ``[hdet.WeightDecay(), hdet.Dropout(model), …]``.
-            ``"auto"`` takes what there is, in this order: weight decay, if the optimizer's groups have it;
+            ``"auto"`` takes what there is, in this order: ``WeightDecay(spread=1.5)``, if groups have it;
             the dropout layers of ``probe.model``; the label smoothing of a criterion in that model, or that
             the probe's loss function refers to. What N replicas cannot tell apart (more than N − 1), or
             what acts through a gradient that they share, is left out. A line of log says what is explored,

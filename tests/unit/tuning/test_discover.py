@@ -154,7 +154,11 @@ def test_it_is_the_default_and_equals_the_list_that_it_stands_for() -> None:
         model, criterion = net(nn.Dropout(0.25)), nn.CrossEntropyLoss()
         if explore.get("explore") == []:
             explore = {
-                "explore": [hdet.WeightDecay(), hdet.Dropout(model), hdet.LabelSmoothing(criterion)],
+                "explore": [
+                    hdet.WeightDecay(spread=1.5),
+                    hdet.Dropout(model),
+                    hdet.LabelSmoothing(criterion),
+                ],
             }
         optimizer = torch.optim.AdamW(model.parameters())
         loss = lambda batch: criterion(model(batch[0]), batch[1])  # noqa: E731
