@@ -62,7 +62,7 @@ class AutoTune(Search):
             a window does not improve, and from there on nobody; ``"none"``, the default for any other, lets
             every process train by itself between two syncs; ``"all"`` where they are shared throughout,
             which leaves dropout, label smoothing and the like out; an ``hdet.Arms`` for something between.
-            A loop that averages gradients by other means than DDP does so while :attr:`trains_alone` is
+            A loop that averages gradients by other means than DDP does so while ``trains_alone`` is
             False.
         process_group: the replicas; the default group if None. May be :class:`hdet.replicas.Replicas` of
             one's own.
