@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch.quasirandom import SobolEngine
 
 from benchmarks.workloads.base import generator
 
-__all__ = ["DEFAULTS", "RANGES", "Range", "Setting", "at", "clipped", "drawn", "restricted", "sobol"]
+__all__ = ["DEFAULTS", "RANGES", "Range", "Setting", "at", "drawn", "restricted", "sobol"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,6 @@ def at(shares: Sequence[float]) -> Setting:
     lr 0.001, weight_decay 0.01, dropout 0.3, label_smoothing 0.15
     """
     return Setting(*(known.at(share) for known, share in zip(RANGES.values(), shares, strict=True)))
-
-
-def clipped(setting: Setting) -> Setting:
-    """The nearest setting within the bounds: a population's steps can lead out of them."""
-    return Setting(*(RANGES[part.name].clip(getattr(setting, part.name)) for part in fields(setting)))
 
 
 def drawn(seed: int, task: str, tuned: Collection[str]) -> Iterator[Setting]:

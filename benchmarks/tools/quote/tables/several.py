@@ -73,6 +73,16 @@ def zoo_replicas(result: dict[str, Any]) -> str:
     return f"{markdown(headings, rows)}\n\n{note}"
 
 
+_PARTS = {
+    "large": "one large batch, AutoLR",
+    "tuned": "AutoTune, gradients shared first",
+    "tuned apart": "AutoTune, gradients of their own throughout",
+    "shared, then own": "gradients shared first, nothing explored",
+    "own, then shared": "gradients shared in the decay, nothing explored",
+    "rates": "a fan-out of learning rates, judged by the probe",
+}
+
+
 def zoo_parts(result: dict[str, Any]) -> str:
     """What each part comes to, against replicas that are only averaged."""
     kinds = ("overfits", "does not", "all")
@@ -93,13 +103,3 @@ def zoo_parts(result: dict[str, Any]) -> str:
         "all, %",
     ]
     return markdown(headings, rows)
-
-
-_PARTS = {
-    "large": "one large batch, AutoLR",
-    "tuned": "AutoTune, gradients shared first",
-    "tuned apart": "AutoTune, gradients of their own throughout",
-    "shared, then own": "gradients shared first, nothing explored",
-    "own, then shared": "gradients shared in the decay, nothing explored",
-    "rates": "a fan-out of learning rates, judged by the probe",
-}
