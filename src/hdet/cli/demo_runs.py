@@ -155,8 +155,8 @@ def _auto_tune(ranks: LocalProcesses, steps: int, seed: int, path: Path, show: P
     return (
         f"150 digits, a fifth of them mislabelled, {REPLICAS} replicas",
         [plain, tuned],
-        f"AutoTune, given nothing, stopped at step {tuned.steps:,} of {steps:,}, {_compared(tuned, plain)} "
-        "the loss of torch's defaults on as many samples.",
+        f"AutoTune, given nothing, took {tuned.steps:,} of {steps:,} steps and ended "
+        f"{_compared(tuned, plain)} the loss of torch's defaults on as many samples.",
     )
 
 
