@@ -50,22 +50,27 @@ _AHEAD, _BEHIND = "#2c9c6a", "#e8590c"
 ROWS = Path(__file__).with_name("rows-replicas.jsonl")
 LARGE, AVERAGED, TUNED = "large", "averaged", "tuned"
 MAIN = (LARGE, AVERAGED, TUNED)
+REPLICAS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
     """A way to train. ``explore``: what replicas differ in; None where there is one process. ``decay``,
     ``dropout``: what they begin with, unless what the task has. ``shares``: when gradients are averaged over
-    the replicas all the same."""
+    the replicas all the same. ``alone``: one process on the batch of one replica, for the same steps, or for
+    the same samples, which are N times as many steps."""
 
     explore: Literal["nothing", "auto", "rate"] | None
     decay: float | None = None
     dropout: float | None = None
     shares: Literal["never", "until it stands", "in the decay"] = "never"
+    alone: Literal["same steps", "same samples"] | None = None
 
 
 ARMS = {
     LARGE: Arm(None),
+    "alone": Arm(None, alone="same steps"),
+    "alone, N times as long": Arm(None, alone="same samples"),
     AVERAGED: Arm("nothing"),
     TUNED: Arm("auto", shares="until it stands"),
     "tuned apart": Arm("auto"),
@@ -99,7 +104,7 @@ class Run:
     @property
     def processes(self) -> int:
         """How many train."""
-        return 1 if self.arm == LARGE else self.replicas
+        return 1 if ARMS[self.arm].explore is None else self.replicas
 
     def __str__(self) -> str:
         return f"{self.task} {self.optimizer} {self.arm} {self.replicas} seed {self.seed}"
@@ -112,7 +117,8 @@ def execute(rank: int, run: Run, steps: int | None = None) -> Row | None:
     with seeded(seed):
         if torch.device(run.device).type == "cuda":
             torch.cuda.manual_seed(seed)
-        row = _train(run, seed, TASKS[run.task].steps if steps is None else steps)
+        longer = run.replicas if ARMS[run.arm].alone == "same samples" else 1
+        row = _train(run, seed, longer * (TASKS[run.task].steps if steps is None else steps))
     return None if rank else {**asdict(run), **row}
 
 
@@ -249,19 +255,51 @@ def fits(task: str, replicas: int) -> bool:
 
 
 def compare(rows: Sequence[Row]) -> dict[str, Any]:
-    """For each cell how far AutoTune and averaging ended above the large batch of the same seeds, as a share
-    of its loss, and when that was best; and what came of each arm against averaging, in the cells where the
-    large batch overfits, in the others, and in all."""
+    """Of four replicas, for each cell how far AutoTune and averaging ended above the large batch of the same
+    seeds, as a share of its loss, and when that was best; and what came of each arm against averaging, in the
+    cells where the large batch overfits, in the others, and in all. Of other numbers of replicas, AutoTune
+    against the large batch."""
+    sizes: dict[int, list[Row]] = {}
+    for row in rows:
+        sizes.setdefault(row["replicas"], []).append(row)
+    others = {size: _against_large(some) for size, some in sorted(sizes.items()) if size != REPLICAS}
+    found = _compare(sizes.get(REPLICAS, []))
+    return {**found, "sizes": six_digits({str(size): told for size, told in others.items() if told})}
+
+
+def _cells(rows: Sequence[Row]) -> dict[tuple[str, str], dict[tuple[str, int], Row]]:
     by_cell: dict[tuple[str, str], dict[tuple[str, int], Row]] = {}
     for row in rows:
         by_cell.setdefault((row["task"], row["optimizer"]), {})[row["arm"], row["seed"]] = row
+    return by_cell
+
+
+def _against_large(rows: Sequence[Row]) -> dict[str, Any]:
+    kinds: dict[str, list[float]] = {"overfits": [], "does not": [], "all": []}
+    for (task, _), known in sorted(_cells(rows).items()):
+        above = _above(TASKS[task].floor, known, TUNED, LARGE)
+        if above is not None:
+            kinds[_kind(_best_at(known, [seed for arm, seed in known if arm == LARGE]))].append(above)
+            kinds["all"].append(above)
+    return {kind: _told(some) for kind, some in kinds.items() if some}
+
+
+def _best_at(known: Mapping[tuple[str, int], Row], seeds: Sequence[int]) -> float:
+    """The share of the run at which the large batch was best."""
+    return statistics.fmean(known[LARGE, seed]["chosen_step"] / known[LARGE, seed]["steps"] for seed in seeds)
+
+
+def _kind(best_at: float) -> str:
+    return "overfits" if best_at < _EARLY else "does not"
+
+
+def _compare(rows: Sequence[Row]) -> dict[str, Any]:
     lines = []
-    for (task, optimizer), known in sorted(by_cell.items()):
+    for (task, optimizer), known in sorted(_cells(rows).items()):
         seeds = [s for s in sorted({seed for _, seed in known}) if all((arm, s) in known for arm in MAIN)]
         if not seeds:
             continue
         one = known[AVERAGED, seeds[0]]
-        best = [known[LARGE, seed]["chosen_step"] / known[LARGE, seed]["steps"] for seed in seeds]
         floor = TASKS[task].floor
         lines.append(
             {
@@ -270,7 +308,7 @@ def compare(rows: Sequence[Row]) -> dict[str, Any]:
                 "part": part_of(TASKS[task].family),
                 "seeds": len(seeds),
                 "epochs": one["replicas"] * one["batch"] * one["steps"] / one["rows"],
-                "best_at": statistics.fmean(best),
+                "best_at": _best_at(known, seeds),
                 **{arm: _above(floor, known, arm, LARGE) for arm in (AVERAGED, TUNED)},
                 "parts": {
                     arm: above for arm in ARMS if (above := _above(floor, known, arm, AVERAGED)) is not None
@@ -278,9 +316,8 @@ def compare(rows: Sequence[Row]) -> dict[str, Any]:
             }
         )
     kinds = {
-        "overfits": [line for line in lines if line["best_at"] < _EARLY],
-        "does not": [line for line in lines if line["best_at"] >= _EARLY],
-        "all": lines,
+        kind: [line for line in lines if kind in ("all", _kind(line["best_at"]))]
+        for kind in ("overfits", "does not", "all")
     }
     told = {
         kind: {arm: _told([line[arm] for line in some]) for arm in (AVERAGED, TUNED)}
@@ -329,7 +366,7 @@ def run(
     part: Sequence[str] | None = None,
     tasks: str = "",
     optimizers: str = "adamw",
-    replicas: int = 4,
+    replicas: int = REPLICAS,
     seeds: int = 2,
     arms: str = ";".join(MAIN),
     device: str = "cpu",
@@ -440,7 +477,7 @@ def main() -> None:
     )
     parser.add_argument("--tasks", default="", help="names, between commas; all unless given")
     parser.add_argument("--optimizers", default="adamw", help="between commas")
-    parser.add_argument("--replicas", type=int, default=4, help="N")
+    parser.add_argument("--replicas", type=int, default=REPLICAS, help="N")
     parser.add_argument("--seeds", type=int, default=2, help="how many")
     parser.add_argument("--arms", default=";".join(MAIN), help=f"between semicolons, of {list(ARMS)}")
     parser.add_argument("--device", default="cpu", help="where to train")

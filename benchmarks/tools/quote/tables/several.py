@@ -75,6 +75,8 @@ def zoo_replicas(result: dict[str, Any]) -> str:
 
 _PARTS = {
     "large": "one large batch, AutoLR",
+    "alone": "one process, a quarter of the samples",
+    "alone, N times as long": "one process, the same samples in four times the steps",
     "tuned": "AutoTune, gradients shared first",
     "tuned apart": "AutoTune, gradients of their own throughout",
     "shared, then own": "gradients shared first, nothing explored",
