@@ -351,13 +351,13 @@ def _left(row: Row) -> float:
     return float(loss)
 
 
-def _told(values: Sequence[float]) -> dict[str, float]:
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+def _told(values: Sequence[float]) -> dict[str, float | None]:
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return {
         "cells": len(values),
         "ahead": sum(value < 0 for value in values),
         "mean": statistics.fmean(values),
-        "interval": 2 * error,
+        "interval": None if error is None else 2 * error,
         "median": statistics.median(values),
     }
 

@@ -27,7 +27,11 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "zoo": {"": rates.zoo},
     "zoo-ablation": {"": rates.zoo_ablation},
     "zoo-choice": {"": rates.zoo_choice},
-    "zoo-replicas": {"": several.zoo_replicas, "parts": several.zoo_parts},
+    "zoo-replicas": {
+        "": several.zoo_replicas,
+        "parts": several.zoo_parts,
+        "sizes": several.zoo_sizes,
+    },
     "deepobs": {"": rates.deepobs},
     "autotune": {"": several.autotune},
     "hyperparameters": {"": several.hyperparameters},

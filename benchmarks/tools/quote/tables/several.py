@@ -10,7 +10,7 @@ from benchmarks.hyperparameters import analysis
 from benchmarks.hyperparameters import delay as delayed
 from benchmarks.tools.quote.tables.grid import markdown
 
-__all__ = ["autotune", "delay", "hyperparameters", "zoo_parts", "zoo_replicas"]
+__all__ = ["autotune", "delay", "hyperparameters", "zoo_parts", "zoo_replicas", "zoo_sizes"]
 
 
 def autotune(result: dict[str, Any]) -> str:
@@ -87,21 +87,28 @@ _PARTS = {
 
 def zoo_parts(result: dict[str, Any]) -> str:
     """What each part comes to, against replicas that are only averaged."""
+    return _by_kind(
+        "against averaging alone", {_PARTS.get(arm, arm): t for arm, t in result["parts"].items()}
+    )
+
+
+def zoo_sizes(result: dict[str, Any]) -> str:
+    """AutoTune against the large batch at other numbers of replicas than four."""
+    four = {kind: told["tuned"] for kind, told in result["summary"].items()}
+    sizes = {int(size): told for size, told in result["sizes"].items()} | {4: four}
+    return _by_kind("replicas", {str(size): sizes[size] for size in sorted(sizes)})
+
+
+def _by_kind(heading: str, lines: dict[str, Any]) -> str:
     kinds = ("overfits", "does not", "all")
     rows = []
-    for arm, told in result["parts"].items():
+    for name, told in lines.items():
         cells = [
             f"{100 * told[kind]['mean']:+.1f} ± {100 * told[kind]['interval']:.1f}"
             if told.get(kind, {}).get("interval") is not None
             else "–"
             for kind in kinds
         ]
-        rows.append([_PARTS.get(arm, arm), str(told["all"]["cells"]), *cells])
-    headings = [
-        "against averaging alone",
-        "tasks",
-        "where the large batch overfits, %",
-        "where not, %",
-        "all, %",
-    ]
+        rows.append([name, str(told["all"]["cells"]), *cells])
+    headings = [heading, "tasks", "where the large batch overfits, %", "where not, %", "all, %"]
     return markdown(headings, rows)
