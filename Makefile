@@ -23,7 +23,7 @@ reproduce: $(READY)
 
 # What a contributor runs: every file of the package by itself, and the paper's method on two and four ranks.
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" tests/unit src tests/distributed/test_published.py tests/distributed/test_drop_in.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" tests/unit src tests/distributed/test_published.py tests/distributed/test_as_printed.py tests/distributed/test_drop_in.py tests/distributed/test_examples.py::test_published
 
 # The rest as well: recorded runs, ranks, faults, pages, benchmarks.
 test-all: $(READY) lint

@@ -1,4 +1,4 @@
-"""The published method: replicas diverge in the learning rate around OneCycleLR, are averaged, and vote.
+"""The paper's method to the letter: replicas diverge in the learning rate, are averaged, and vote.
 Run: torchrun --nproc-per-node 2 examples/published.py
 """
 
@@ -19,16 +19,15 @@ model = DistributedDataParallel(
     torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 )
 optimizer = torch.optim.AdamW(model.parameters())
-scheduler = hdet.OneCycleAutoLR(
+# Without the last three lines it is the paper's own run: T = 1000, and auto-LR from step 100,000 on.
+scheduler = hdet.OneCycleAutoLR.paper(
     optimizer,
     max_lr=1e-2,
     total_steps=STEPS,
-    ensemble_lr_spread_ratio=1 / 9,
-    model_sync_interval=20,
-    enable_auto_lr=True,
-    auto_lr_warmup_steps=40,
-    loss_scale="auto",
     model=model,
+    model_sync_interval=20,
+    auto_lr_warmup_steps=60,
+    final_div_factor=5,  # Eq. 8 as printed then ends at a fifth of the rate of step 60
 )
 generator = torch.Generator().manual_seed(dist.get_rank())
 for _ in range(STEPS):
@@ -39,7 +38,7 @@ for _ in range(STEPS):
     optimizer.zero_grad()
     record = scheduler.step(loss)
     if record is not None and dist.get_rank() == 0:
-        lr = record.hyperparameters[0]
-        print(f"step {record.step:3d}  loss {sum(record.losses) / 2:.4f}  base lr {lr.base_after:.2e}")
+        loss, lr = sum(record.losses) / len(record.losses), record.hyperparameters[0]
+        print(f"step {record.step:3d}  loss {loss:.4f}  base lr {lr.base_after:.2e}")
 dist.barrier()  # gloo's threads let go of the last tensors while Python still runs
 dist.destroy_process_group()

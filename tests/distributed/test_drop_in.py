@@ -46,11 +46,12 @@ def authors_loop(rank: int) -> dict[str, Any]:
     return {"lrs": lrs, "weights": tasks.flat(model)}
 
 
-def test_the_authors_loop_runs_unchanged(ranks: LocalProcesses) -> None:
-    results = ranks.run(authors_loop, size=2)
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_authors_loop_runs_unchanged(ranks: LocalProcesses, size: int) -> None:
+    results = ranks.run(authors_loop, size=size)
     for rank, result in enumerate(results):
         assert torch.equal(result["weights"], results[0]["weights"])
-        rho = 1 + (2 * rank - 1) / 9
+        rho = 1 + (2 * rank / (size - 1) - 1) / 9
         for base, own in result["lrs"][:10]:
             assert own == pytest.approx(base * rho, rel=1e-12), "fan-out from the first step"
         assert [b for b, _ in result["lrs"]] == [b for b, _ in results[0]["lrs"]]
@@ -164,7 +165,7 @@ def test_a_process_group_of_ones_own(ranks: LocalProcesses) -> None:
     assert not torch.equal(results[0][1], results[2][1])
 
 
-def resume(rank: int, at: int, decay: str) -> tuple[list[list[float]], list[list[float]]]:
+def resume(rank: int, at: int, options: dict[str, Any]) -> tuple[list[list[float]], list[list[float]]]:
     """An unbroken run, and one saved and taken up by new objects."""
 
     def build() -> Any:
@@ -178,11 +179,10 @@ def resume(rank: int, at: int, decay: str) -> tuple[list[list[float]], list[list
                 total_steps=40,
                 ensemble_lr_spread_ratio=0.3,
                 model_sync_interval=5,
-                auto_lr_warmup_steps=0,
                 enable_auto_lr=True,
                 loss_scale=0.1,
                 model=model,
-                decay=decay,
+                **options,
             ),
         )
 
@@ -204,10 +204,21 @@ def resume(rank: int, at: int, decay: str) -> tuple[list[list[float]], list[list
     return whole[at:], train(second, at, 40)
 
 
-@pytest.mark.parametrize(("at", "decay"), [(15, "geometric"), (17, "schedule")])
-def test_a_resumed_run_equals_the_unbroken_one(ranks: LocalProcesses, at: int, decay: str) -> None:
+@pytest.mark.parametrize(
+    ("at", "options"),
+    [
+        (15, {"auto_lr_warmup_steps": 0, "decay": "geometric"}),
+        (17, {"auto_lr_warmup_steps": 0, "decay": "schedule"}),
+        (12, {"auto_lr_warmup_steps": 18, "rules": "printed"}),  # in the warm-up, whose losses count
+        (19, {"auto_lr_warmup_steps": 18, "rules": "printed"}),  # past S_w, in a round not yet dealt anew
+        (23, {"auto_lr_warmup_steps": 18, "rules": "printed"}),
+    ],
+)
+def test_a_resumed_run_equals_the_unbroken_one(
+    ranks: LocalProcesses, at: int, options: dict[str, Any]
+) -> None:
     # Every rank resumes from its own state here, so the middle of an interval resumes exactly too.
-    for unbroken, resumed in ranks.run(resume, at, decay, size=2):
+    for unbroken, resumed in ranks.run(resume, at, options, size=2):
         assert resumed == unbroken
 
 

@@ -278,7 +278,17 @@ def test_autotune_shares_gradients_and_then_each_has_its_own(ranks: LocalProcess
 
 
 def by_hand(optimizer: Any, total_steps: int, model: Any) -> hdet.OneCycleAutoLR:
-    return hdet.OneCycleAutoLR(optimizer, max_lr=1e-3, total_steps=total_steps, model=model)
+    return hdet.OneCycleAutoLR(
+        optimizer,
+        max_lr=1e-3,
+        total_steps=total_steps,
+        model=model,
+        ensemble_lr_spread_ratio=1 / 9,
+        model_sync_interval=1,
+        enable_auto_lr=True,
+        auto_lr_warmup_steps=total_steps // 3,
+        loss_scale=0.1,
+    )
 
 
 def test_published_is_the_scheduler_by_hand(ranks: LocalProcesses) -> None:

@@ -119,7 +119,17 @@ def test_autotune_shares_gradients_and_then_each_has_its_own(
 
 
 def one_cycle_by_hand(module: Any, optimizers: Any) -> hdet.OneCycleAutoLR:
-    return hdet.OneCycleAutoLR(optimizers[0], max_lr=1e-2, total_steps=runs.STEPS, model=module)
+    return hdet.OneCycleAutoLR(
+        optimizers[0],
+        max_lr=1e-2,
+        total_steps=runs.STEPS,
+        model=module,
+        ensemble_lr_spread_ratio=1 / 9,
+        model_sync_interval=1,
+        enable_auto_lr=True,
+        auto_lr_warmup_steps=runs.STEPS // 3,
+        loss_scale=0.1,
+    )
 
 
 def test_published_is_the_scheduler_by_hand(ranks: LocalProcesses) -> None:

@@ -59,7 +59,7 @@ ARGUMENTS: dict[str, list[str]] = {
     ],
     "OneCycleAutoLR": [
         *("max_lr", "total_steps", "auto_lr_warmup_steps", "ensemble_lr_spread_ratio"),
-        *("model_sync_interval", "loss_scale", "decay"),
+        *("model_sync_interval", "loss_scale", "decay", "rules"),
     ],
 }
 

@@ -100,9 +100,9 @@ def prepare(
         method: ``"autolr"`` finds the learning rate. ``"autotune"`` finds weight decay, dropout and label
             smoothing as well, where the model has them; in DDP each process trains on its own once the loss
             stands, and the probe's model must be what ``accelerator.prepare`` returned. ``"published"`` is
-            :class:`hdet.OneCycleAutoLR` with the optimizer's ``lr`` as its peak and the authors' defaults, of
-            which the spread is 0. Or a callable that builds the door from the optimizer and, by name,
-            whichever of ``total_steps``, ``model`` and ``probe`` it takes.
+            the paper's method, :class:`hdet.OneCycleAutoLR` with the optimizer's ``lr`` as its peak, the
+            paper's spread, and auto-LR after a third of the run. Or a callable that builds the door from the
+            optimizer and, by name, whichever of ``total_steps``, ``model`` and ``probe`` it takes.
         total_steps: optimizer steps, not batches.
         probe: for whatever needs one: ``"autolr"`` and ``"autotune"`` do.
 

@@ -57,11 +57,11 @@ class HDETCallback(Callback):
     Args:
         method: ``"autolr"`` finds the learning rate, of all optimizers. ``"autotune"`` finds weight decay,
             dropout and label smoothing as well, where the module has them; with the strategy ``ddp`` each
-            process trains on its own once the loss stands. ``"published"`` is :class:`hdet.OneCycleAutoLR`
-            with the optimizer's ``lr`` as its peak and the authors' defaults, of which the spread is 0. All
-            run for as many steps as the trainer expects, and are shown by Lightning's loggers. Or a callable
-            from the module and its optimizers to the door, called when a fit begins, after the process group
-            was made.
+            process trains on its own once the loss stands. ``"published"`` is the paper's method,
+            :class:`hdet.OneCycleAutoLR` with the optimizer's ``lr`` as its peak, the paper's spread, and
+            auto-LR after a third of the run. All run for as many steps as the trainer expects, and are shown
+            by Lightning's loggers. Or a callable from the module and its optimizers to the door, called when
+            a fit begins, after the process group was made.
         probe: for ``"autolr"`` and ``"autotune"``: a :class:`hdet.Probe`, or a callable from the module to
             one. Its loss must move batches to the device, and cast.
 

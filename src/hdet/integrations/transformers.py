@@ -64,11 +64,11 @@ class HDETTrainerMixin(_Base):
     Args:
         method: ``"autolr"`` finds the learning rate. ``"autotune"`` finds weight decay, dropout and label
             smoothing as well, where the model has them; in DDP each process trains on its own once the loss
-            stands. ``"published"`` is :class:`hdet.OneCycleAutoLR` with ``args.learning_rate`` as its peak
-            and the authors' defaults, of which the spread is 0. Or a callable that builds the door from the
-            optimizer and, by name, whichever of ``total_steps``, ``model`` and ``probe`` it takes:
-            ``partial(hdet.AutoLR, schedule="cosine")``,
-            ``partial(hdet.OneCycleAutoLR, max_lr=1e-3, ensemble_lr_spread_ratio=1 / 9)``.
+            stands. ``"published"`` is the paper's method, :class:`hdet.OneCycleAutoLR` with
+            ``args.learning_rate`` as its peak, the paper's spread, and auto-LR after a third of the run. Or a
+            callable that builds the door from the optimizer and, by name, whichever of ``total_steps``,
+            ``model`` and ``probe`` it takes: ``partial(hdet.AutoLR, schedule="cosine")``,
+            ``partial(hdet.OneCycleAutoLR.paper, max_lr=9e-4, final_div_factor=5)``.
         probe_dataset: what the probe measures, never trained on and not reported as validation. None sets
             eight batches of each rank aside from ``train_dataset`` if the door needs a probe; give one if a
             run may resume with more ranks, which would set more aside.

@@ -59,6 +59,7 @@ class Cycle:
         on_event: called with every :class:`~hdet.loop.announce.Event`, on every rank.
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
+        reassign_from: the first round in which values are dealt anew.
     """
 
     #: Optimizer steps counted so far; what a fused optimizer has skipped is taken back at a sync.
@@ -82,6 +83,7 @@ class Cycle:
         on_event: Callable[[Event], object] | None = None,
         caller: str = "Cycle",
         first_step: int = 0,
+        reassign_from: float = 0,
     ) -> None:
         take_over(optimizer)
         separate_learning_rates(optimizer)
@@ -111,7 +113,7 @@ class Cycle:
         bound: list[list[Axis]] = []
         try:
             bind_together(caller, replicas, optimizer, policies, bound)
-            warnings = self._build(bound, schedule, design, model, seed)
+            warnings = self._build(bound, schedule, design, model, seed, reassign_from)
         except BaseException:
             for axis in (axis for own in bound for axis in own):
                 axis.close()
@@ -156,6 +158,7 @@ class Cycle:
         design: Design | None,
         model: nn.Module | None,
         seed: int,
+        reassign_from: float,
     ) -> list[str]:
         """Put the parts of a run together; what a user should know before training begins. Every rank calls
         it."""
@@ -179,6 +182,7 @@ class Cycle:
             seed=seed,
             # Round 0 of the paper deals everything alike, which a joint estimate could not separate.
             first_round=1 if jointly else 0,
+            reassign_from=reassign_from,
         )
         own = self._own_gradients
         #: Whether the replicas' weights differ between two syncs.

@@ -101,6 +101,7 @@ class FanOut:
         design: how levels are dealt.
         seed: of the deal.
         first_round: the number of the design's round that is dealt first.
+        reassign_from: the first round that is dealt anew; those before keep the deal of the first.
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class FanOut:
         design: Design,
         seed: int,
         first_round: int = 0,
+        reassign_from: float = 0,
     ) -> None:
         self._first_round = first_round
+        self._reassign_from = reassign_from
         self.axes = list(axes)
         self.learning_rates = [axis for axis in axes if isinstance(axis, GroupLearningRate)]
         self.seed = seed
@@ -138,11 +141,8 @@ class FanOut:
         spread_out = [
             axis.name for axis in self.axes if not self._closed and axis in exploring and axis.spread > 0
         ]
-        dealt = (
-            self._deal(self.arms, spread_out, seed=self.seed, round=round + self._first_round)
-            if spread_out
-            else []
-        )
+        number = self._first_round + (round if round >= self._reassign_from else 0)
+        dealt = self._deal(self.arms, spread_out, seed=self.seed, round=number) if spread_out else []
         by_name = dict(zip(spread_out, dealt, strict=True))
         nobody = (0.0,) * self.arms
         self.levels = [by_name.get(axis.name, nobody) for axis in self.axes]

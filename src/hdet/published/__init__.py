@@ -12,9 +12,10 @@ equation       what                                                   where
 9              reassign: a fresh permutation in every round           ``loop/levels``: ``permuted``
 10             warm noisy start                                       ``warm_start``: ``warm_start_``
 Algorithm 1    the loop                                               ``loop/cycle``: ``Cycle``
+Algorithm 1    its first decision, as printed                         ``vote``: ``PrintedVote``
 =============  =====================================================  ==================================
 
-The door is ``one_cycle``: ``OneCycleAutoLR``, with the authors' arguments. It builds a ``Cycle`` with one
-policy, ``vote``: ``Vote``, which applies ``softmax`` to each hyperparameter. This room imports the loop, and
-what the loop imports.
+The door is ``one_cycle``: ``OneCycleAutoLR``, with the authors' arguments; its ``paper`` has the paper's
+values, and its rules as printed. It builds a ``Cycle`` with one policy, ``vote``: ``Vote``, which applies
+``softmax`` to each hyperparameter. This room imports the loop, and what the loop imports.
 """

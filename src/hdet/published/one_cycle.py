@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, SupportsFloat
@@ -43,7 +43,7 @@ from hdet.loop.policy import Policy
 from hdet.loop.state import check_fits
 from hdet.loop.windows import Every
 from hdet.published.softmax import SoftmaxController, geometric_decay, literal_decay
-from hdet.published.vote import Vote
+from hdet.published.vote import PrintedVote, Vote
 from hdet.removed import refuse_removed
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
 
@@ -51,13 +51,27 @@ __all__ = ["OneCycleAutoLR"]
 
 logger = logging.getLogger("hdet")
 
+#: §4.1 of the paper, and its rules as they are printed.
+_PAPER: dict[str, Any] = {
+    "auto_lr_warmup_steps": 100_000,
+    "ensemble_lr_spread_ratio": 1 / 9,
+    "model_sync_interval": 1000,
+    "enable_auto_lr": True,
+    "loss_scale": 0.1,
+    "lr_of_lr": 0.5,
+    "momentum_of_lr": 0.9,
+    "decay": "literal",
+    "rules": "printed",
+}
+
 
 class OneCycleAutoLR(Door, OneCycleLR):
     """OneCycleLR whose data-parallel replicas diverge in learning rate and find it while they train.
 
     The arguments up to ``last_epoch`` are OneCycleLR's, the next nine those of the authors' code (same
     names, order and defaults: aliases of ours, by the table above), the rest is keyword-only. With
-    ``ensemble_lr_spread_ratio=0``, the default, it *is* OneCycleLR.
+    ``ensemble_lr_spread_ratio=0``, the default, it *is* OneCycleLR. :meth:`paper` has the paper's values, and
+    its rules as printed.
 
     What is read is called as at every door: :attr:`sync_every`, :attr:`spread`, :attr:`steps`,
     :attr:`replica_lrs`, :attr:`values`, :attr:`history`.
@@ -68,7 +82,8 @@ class OneCycleAutoLR(Door, OneCycleLR):
 
     Args:
         auto_lr_warmup_steps: S_w, the first step at which auto-LR may act.
-        ensemble_lr_spread_ratio: α in [0, 1); replica r uses η·ρ_r with ρ from 1 − α to 1 + α (Eq. 1).
+        ensemble_lr_spread_ratio: α in [0, 1), for all parameter groups or a list with one for each; replica r
+            uses η·ρ_r with ρ from 1 − α to 1 + α (Eq. 1). A group with 0 is not explored.
         model_sync_interval: T ≥ 1, steps between two averagings of the replicas (Eq. 3).
         rank, world_size: only checked; the process group knows them.
         enable_auto_lr: move the base learning rate by the replicas' losses (Eq. 4–7); ``step`` then
@@ -79,8 +94,14 @@ class OneCycleAutoLR(Door, OneCycleLR):
         momentum_of_lr: β in [0, 1).
         decay: what brings the learning rate down once auto-LR acts. ``"schedule"``: the OneCycle curve
             itself goes on and auto-LR moves a factor on it. ``"geometric"``: Eq. 8 with its logarithm
-            corrected, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which with OneCycleLR's
-            default factors *raises* the learning rate.
+            corrected, one step of decay per sync. ``"literal"``: Eq. 8 as printed, which from S_w to the
+            end multiplies the learning rate by ``final_div_factor/div_factor``. Where ``div_factor`` is the
+            larger, that leaves a residual; where it is the smaller, the rate *grows*, 400-fold with the
+            default factors, and a warning says so.
+        rules: ``"corrected"``: replicas swap their learning rates (Eq. 9) at every sync, and a decision
+            compares the mean losses of one round. ``"printed"``, Algorithm 1 to the letter: they swap only
+            where auto-LR decides, and the first decision compares the losses of the whole warm-up, divided
+            by T.
         process_group: the replicas; the default group if None, this process alone without one.
         seed: of the reassignments. Global random states are never touched. Give two schedulers of one run
             (two optimizers) different seeds, or their replicas explore in step.
@@ -123,7 +144,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
         three_phase: bool = False,
         last_epoch: int = -1,
         auto_lr_warmup_steps: int = 100_000,
-        ensemble_lr_spread_ratio: float = 0.0,
+        ensemble_lr_spread_ratio: float | Sequence[float] = 0.0,
         model_sync_interval: int = 1000,
         rank: int = 0,
         world_size: int = 1,
@@ -133,6 +154,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
         momentum_of_lr: float = 0.9,
         *,
         decay: Literal["schedule", "geometric", "literal"] = "schedule",
+        rules: Literal["corrected", "printed"] = "corrected",
         process_group: ProcessGroup | None = None,
         seed: int = 0,
         model: nn.Module | None = None,
@@ -151,7 +173,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
         replicas.agree("OneCycleAutoLR", {**settings, **describe(optimizer, model)})
         if not trusted:
             raise ValueError(_wrong_rank(rank, world_size, replicas))
-        _check(max_lr, total_steps, auto_lr_warmup_steps, decay, model_sync_interval)
+        _check(max_lr, total_steps, auto_lr_warmup_steps, decay, rules, model_sync_interval)
         explore = [LearningRate(spread=ensemble_lr_spread_ratio)]
         softmax = SoftmaxController(loss_scale, momentum_of_lr, lr_of_lr)
 
@@ -163,7 +185,10 @@ class OneCycleAutoLR(Door, OneCycleLR):
             gamma = self._gamma(
                 decay, auto_lr_warmup_steps, model_sync_interval, div_factor, final_div_factor
             )
-            policy = Vote(
+            if replicas.world_rank == 0:
+                for warning in _warnings(self.total_steps, given):
+                    logger.warning("OneCycleAutoLR: %s", warning)
+            policy = (PrintedVote if rules == "printed" else Vote)(
                 explore,
                 Every(model_sync_interval),
                 replace(softmax, decay=gamma),
@@ -171,6 +196,9 @@ class OneCycleAutoLR(Door, OneCycleLR):
             )
         else:
             policy = Fixed(explore, Every(model_sync_interval))
+        reassign_from: float = 0
+        if rules == "printed":  # line 17: at a sync where auto-LR acts, and nowhere else
+            reassign_from = -(-auto_lr_warmup_steps // model_sync_interval) if enable_auto_lr else math.inf
         self._cycle = Cycle(
             optimizer,
             [policy],
@@ -183,19 +211,44 @@ class OneCycleAutoLR(Door, OneCycleLR):
             on_event=on_event,
             caller="OneCycleAutoLR",
             first_step=self.last_epoch,
+            reassign_from=reassign_from,
         )
+
+    @classmethod
+    def paper(
+        cls,
+        optimizer: Optimizer,
+        max_lr: float | list[float] = 9e-4,
+        total_steps: int | None = None,
+        *,
+        model: nn.Module | None = None,
+        history: History | None = None,
+        **changed: Any,
+    ) -> OneCycleAutoLR:
+        """The method to the letter: the values of the paper's §4.1, and Algorithm 1 and Eq. 8 as printed.
+
+        That is α = 1/9, T = 1000, auto-LR from S_w = 100,000 on with σ = 0.1, β = 0.9 and λ = 0.5,
+        ``decay="literal"`` and ``rules="printed"``. Any argument of the class that is given wins. The paper
+        does not name its ``div_factor`` and ``final_div_factor``; with torch's defaults Eq. 8 raises the
+        learning rate 400-fold, of which there is a warning. Losses that are not finite have no vote here
+        either, and one sync never takes the rate below the slowest replica's: without these the rate could
+        become NaN or negative. For the warm noisy start call :func:`hdet.warm_start_` first.
+
+        >>> import torch
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> scheduler = OneCycleAutoLR.paper(optimizer, max_lr=9e-4, total_steps=300_000, model=model,
+        ...                                  final_div_factor=5)
+        >>> scheduler.spread, scheduler.sync_every
+        (0.1111111111111111, 1000)
+        """
+        return cls(optimizer, max_lr, total_steps, model=model, history=history, **{**_PAPER, **changed})
 
     def _gamma(
         self, decay: str, warmup_steps: int, sync_every: int, div_factor: float, final_div_factor: float
     ) -> float | None:
         """γ of Eq. 8; None where the curve goes on by itself."""
         remaining = self.total_steps - warmup_steps
-        if remaining <= 0:
-            logger.warning(
-                "OneCycleAutoLR: auto-LR will never act: auto_lr_warmup_steps=%d, total_steps=%d",
-                warmup_steps,
-                self.total_steps,
-            )
         if remaining <= 0 or decay == "schedule":
             return None
         rule = geometric_decay if decay == "geometric" else literal_decay
@@ -285,7 +338,30 @@ class _Curve:
         self.step = partial(OneCycleLR.step, scheduler)
 
 
-def _check(max_lr: object, total_steps: object, warmup_steps: object, decay: object, sync_every: int) -> None:
+def _warnings(total_steps: int, given: Mapping[str, Any]) -> Iterator[str]:
+    """What a user of auto-LR should know before training begins."""
+    warmup_steps, f_div, f_final = (
+        given[name] for name in ("auto_lr_warmup_steps", "div_factor", "final_div_factor")
+    )
+    if warmup_steps >= total_steps:
+        yield f"auto-LR will never act: auto_lr_warmup_steps={warmup_steps}, total_steps={total_steps}"
+    elif given["decay"] == "literal" and f_div < f_final:
+        yield (
+            "decay='literal' (Eq. 8 as printed) raises the learning rate where div_factor is below "
+            f"final_div_factor, got {f_div:g} and {f_final:g}: by the end it will have grown "
+            f"{f_final / f_div:.4g}-fold since step {warmup_steps}. Give final_div_factor={f_div / 5:g}, "
+            "which leaves a fifth of it, or decay='schedule', which follows OneCycleLR's curve"
+        )
+
+
+def _check(
+    max_lr: object,
+    total_steps: object,
+    warmup_steps: object,
+    decay: object,
+    rules: object,
+    sync_every: int,
+) -> None:
     check_sync_every("OneCycleAutoLR", sync_every)
     if not isinstance(warmup_steps, int) or warmup_steps < 0:
         raise ValueError(
@@ -294,6 +370,8 @@ def _check(max_lr: object, total_steps: object, warmup_steps: object, decay: obj
         )
     if decay not in ("schedule", "geometric", "literal"):
         raise ValueError(f"OneCycleAutoLR: decay must be 'schedule', 'geometric' or 'literal', got {decay!r}")
+    if rules not in ("corrected", "printed"):
+        raise ValueError(f"OneCycleAutoLR: rules must be 'corrected' or 'printed', got {rules!r}")
     # torch would train at a peak of NaN or infinity without a warning.
     for peak in max_lr if isinstance(max_lr, (list, tuple)) else [max_lr]:
         if not isinstance(peak, (int, float, Tensor)) or not 0 <= float(peak) < math.inf:

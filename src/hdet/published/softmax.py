@@ -121,9 +121,16 @@ class SoftmaxController:
 
 
 def literal_decay(*, div_factor: float, final_div_factor: float, syncs: float) -> float:
-    """γ of Eq. 8 as printed, with ``log(f_div/f_final)``.
+    """γ of Eq. 8 as printed, with ``log(f_div/f_final)``: over all syncs it multiplies the value by
+    ``f_final/f_div``.
 
-    With OneCycleLR's defaults (25 and 1e4) the logarithm is negative, γ < 0, and the value *grows*.
+    Where f_div > f_final, that is the residual which is left. Where f_div < f_final, as with OneCycleLR's
+    defaults (25 and 1e4), the logarithm is negative, γ < 0, and the value *grows*.
+
+    >>> round((1 - literal_decay(div_factor=25, final_div_factor=5, syncs=10)) ** 10, 6)
+    0.2
+    >>> round((1 - literal_decay(div_factor=25, final_div_factor=1e4, syncs=10)) ** 10, 6)
+    400.0
     """
     return 1 - math.exp(-math.log(div_factor / final_div_factor) / syncs)
 

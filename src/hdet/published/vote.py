@@ -12,10 +12,10 @@ from typing import Any
 from hdet.history import HyperparameterRecord
 from hdet.hyperparameters import Axis, GroupLearningRate
 from hdet.loop.comparison import Comparison
-from hdet.loop.policy import Context, Decided
+from hdet.loop.policy import Context, Decided, Seen
 from hdet.published.softmax import ControlState, Decision, SoftmaxController
 
-__all__ = ["Vote"]
+__all__ = ["PrintedVote", "Vote"]
 
 
 class Vote(Comparison):
@@ -88,3 +88,30 @@ class Vote(Comparison):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._states = [ControlState(*saved) for saved in state["states"]]
+
+
+class PrintedVote(Vote):
+    """As Algorithm 1 prints it: lines 8 and 12 add up losses until auto-LR acts, and then divide by T.
+
+    So the first decision sees the loss of the whole warm-up over T, and all others the mean of a round.
+    """
+
+    def bind(self, axes: Sequence[Axis], context: Context) -> None:
+        super().bind(axes, context)
+        #: L_acc/T of every replica: the sum of the mean losses of all rounds since the last decision.
+        self._accumulated: tuple[float, ...] = ()
+
+    def _apply(self, seen: Seen) -> Decided:
+        before = self._accumulated
+        if len(before) != len(seen.losses):  # at the start, and where a run goes on with more or fewer
+            before = (0.0,) * len(seen.losses)
+        losses = tuple(a + b for a, b in zip(before, seen.losses, strict=True))
+        self._accumulated = () if seen.step >= self._act_from else losses
+        return super()._apply(replace(seen, losses=losses))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "accumulated": list(self._accumulated)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._accumulated = tuple(state["accumulated"])

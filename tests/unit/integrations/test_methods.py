@@ -28,9 +28,28 @@ def test_names_build_what_they_say() -> None:
     )
     assert isinstance(named, hdet.OneCycleAutoLR)
     assert [group["max_lr"] for group in optimizer.param_groups] == [0.2, 0.1], "the optimizer's own"
-    assert (named.spread, named.sync_every, named.total_steps) == (0.0, 1000, 40), "the authors' defaults"
     again = methods.published(optimizer, 40, model)  # the lr stands where the curve begins
     assert [group["max_lr"] for group in again.optimizer.param_groups] == [0.2, 0.1]
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 1), (250, 2), (60_000, 600), (300_000, 1000)])
+def test_published_is_the_papers_method_fitted_to_the_run(
+    monkeypatch: pytest.MonkeyPatch, steps: int, every: int
+) -> None:
+    monkeypatch.setattr(methods, "OneCycleAutoLR", lambda *_, **given: given)
+    model = nn.Linear(2, 1)
+    made: Any = partial(methods.published, torch.optim.AdamW(model.parameters()), steps, model, "h.jsonl")
+    assert made() == {
+        "model": model,
+        "history": "h.jsonl",
+        "ensemble_lr_spread_ratio": 1 / 9,
+        "model_sync_interval": every,
+        "enable_auto_lr": True,
+        "auto_lr_warmup_steps": steps // 3,
+        "loss_scale": 0.1,
+    }
+    given = {"model_sync_interval": 7, "auto_lr_warmup_steps": 3, "enable_auto_lr": False, "seed": 2}
+    assert {name: made(**given)[name] for name in given} == given
 
 
 @pytest.mark.parametrize("method", ["auto_lr", "", None, 3])
@@ -52,6 +71,14 @@ def test_a_callable_is_given_what_it_names_and_has_not_bound() -> None:
     assert not methods.needs(make, "total_steps")
     assert not methods.wants(bound, "total_steps")
     assert not methods.needs(partial(make, probe="mine"), "probe")
+
+
+def test_the_paper_to_the_letter_is_a_callable_like_others() -> None:
+    model = nn.Linear(2, 1)
+    make = partial(hdet.OneCycleAutoLR.paper, max_lr=0.3, final_div_factor=5)
+    assert all(methods.wants(make, name) for name in ("total_steps", "model", "history"))
+    door = methods.build(make, torch.optim.AdamW(model.parameters()), total_steps=40, model=model, probe=None)
+    assert (door.spread, door.total_steps, door.optimizer.param_groups[0]["max_lr"]) == (1 / 9, 40, 0.3)
 
 
 def test_published_needs_an_end_and_one_optimizer() -> None:

@@ -272,6 +272,8 @@ def test_a_plain_schedulers_state_is_taken_up() -> None:
         ({"lr_of_lr": -1.0}, "lr_of_lr.*-1.0"),
         ({"auto_lr_warmup_steps": -1}, "auto_lr_warmup_steps.*-1"),
         ({"decay": "slow"}, "decay.*'slow'"),
+        ({"rules": "mine"}, "rules must be 'corrected' or 'printed', got 'mine'"),
+        ({"ensemble_lr_spread_ratio": [0.1, 0.2]}, "spread must be one number, or one for each of .* got 2"),
         ({"world_size": 2}, "world_size.*process group.*init_process_group"),
         ({"rank": 1, "world_size": 2}, "world_size=2"),
         ({"total_steps": None}, "total_steps"),
@@ -334,6 +336,99 @@ def test_waiting_for_the_optimizer_is_said_once(caplog: pytest.LogCaptureFixture
 def test_auto_lr_that_never_acts_is_said(caplog: pytest.LogCaptureFixture) -> None:
     build(enable_auto_lr=True)
     assert any("auto_lr_warmup_steps=100000, total_steps=20" in r.getMessage() for r in caplog.records)
+
+
+# ---------------------------------------------------------------------- to the letter
+
+
+def to_the_letter(**changed: Any) -> tuple[nn.Parameter, OneCycleAutoLR]:
+    """Of 60 steps auto-LR has 36, and six decisions before the last round."""
+    weight = nn.Parameter(torch.ones(3))
+    short: dict[str, Any] = {"total_steps": 60, "model_sync_interval": 6, "auto_lr_warmup_steps": 24}
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9)
+    return weight, OneCycleAutoLR.paper(optimizer, 0.01, **(short | changed))
+
+
+def test_paper_has_the_papers_values_and_what_is_given_wins(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of auto-LR are held against Algorithm 1 on real ranks."""
+    optimizer = torch.optim.Adam(groups())
+    scheduler = OneCycleAutoLR.paper(optimizer, total_steps=2000)
+    assert (scheduler.spread, scheduler.sync_every) == (1 / 9, 1000)
+    assert optimizer.param_groups[0]["max_lr"] == 9e-4
+    assert "auto_lr_warmup_steps=100000" in caplog.text
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"enable_auto_lr.* call step\(loss\)"):
+        scheduler.step()
+    other = OneCycleAutoLR.paper(
+        optimizer, [0.1, 0.2], 2000, ensemble_lr_spread_ratio=0.5, model_sync_interval=7, enable_auto_lr=False
+    )
+    assert (other.spread, other.sync_every) == (0.5, 7)
+    assert [group["max_lr"] for group in optimizer.param_groups] == [0.1, 0.2]
+    optimizer.step()
+    other.step()
+
+
+@pytest.mark.parametrize(("f_final", "left"), [(5.0, 0.2), (25.0, 1.0), (50.0, 2.0), (1e4, 400.0)])
+def test_eq_8_as_printed_multiplies_the_rate_by_f_final_over_f_div(
+    f_final: float, left: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One replica alone has nothing to compare: the decay is all there is."""
+    _, scheduler = to_the_letter(final_div_factor=f_final)
+    rates = []
+    for _ in range(60):
+        rates.append(scheduler.get_last_lr()[0])
+        scheduler.optimizer.step()
+        scheduler.step(1.0)
+    assert rates[-1] / rates[23] == pytest.approx(left)
+    said = [r.getMessage() for r in caplog.records if "decay='literal'" in r.getMessage()]
+    assert len(said) == (left > 1)
+    if left > 1:
+        assert f"got 25 and {f_final:g}: by the end it will have grown {left:g}-fold since step 24" in said[0]
+        assert "Give final_div_factor=5, which leaves a fifth" in said[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"decay": "schedule"}, {"decay": "geometric"}, {"enable_auto_lr": False}]
+)
+def test_where_eq_8_as_printed_does_not_act_nothing_is_said(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    to_the_letter(**options)
+    assert "decay" not in caplog.text
+
+
+@pytest.mark.usefixtures("two")
+def test_a_state_under_the_printed_rules_goes_round() -> None:
+    weight, scheduler = to_the_letter()
+    for _ in range(13):
+        take(weight, scheduler)
+    state = scheduler.state_dict()
+    again, other = to_the_letter()
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    again.data.copy_(weight.data)
+    other.optimizer.load_state_dict(scheduler.optimizer.state_dict())
+    for _ in range(47):
+        take(weight, scheduler)
+        take(again, other)
+    assert other.state_dict() == scheduler.state_dict()
+
+
+def test_a_state_under_the_corrected_rules_is_refused_by_the_printed_ones() -> None:
+    _, corrected = to_the_letter(rules="corrected")
+    _, printed = to_the_letter()
+    with pytest.raises(ValueError, match="lacks 'vote/accumulated'"):
+        printed.load_state_dict(corrected.state_dict())
+
+
+@pytest.mark.usefixtures("two")
+def test_each_group_may_have_a_spread_of_its_own() -> None:
+    optimizer = torch.optim.SGD(groups(), lr=1.0, momentum=0.9)
+    scheduler = OneCycleAutoLR(
+        optimizer, [0.1, 0.2], 20, ensemble_lr_spread_ratio=[0.0, 0.25], model_sync_interval=5
+    )
+    first, second = scheduler.get_last_lr()
+    assert scheduler.replica_lrs == [first, pytest.approx(1.25 * float(second))]
 
 
 def test_without_a_spread_it_steps_when_told_as_torch_does() -> None:
