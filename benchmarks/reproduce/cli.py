@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from benchmarks.reproduce.plan import PRESETS, Settings
 from benchmarks.show import Device, Scale, as_json, progress
 from hdet.cli.show import console, plain_errors, stopped
 
@@ -21,6 +23,20 @@ class Experiment(str, Enum):
     figure2 = "figure2"
     figure3 = "figure3"
     pretraining = "pretraining"
+
+
+class Decay(str, Enum):
+    """As ``OneCycleAutoLR(decay=)``."""
+
+    schedule = "schedule"
+    geometric = "geometric"
+    literal = "literal"
+
+
+class Preset(str, Enum):
+    """Settings by one name."""
+
+    paper = "paper"
 
 
 def reproduce(
@@ -53,6 +69,28 @@ def reproduce(
             min=0, help="After so long start no further run, and end.", show_default="until all are done"
         ),
     ] = None,
+    decay: Annotated[
+        Decay | None,
+        typer.Option(
+            help="What lowers the rate once auto-LR acts: the curve, Eq. 8 corrected, or Eq. 8 as printed.",
+            show_default="schedule",
+        ),
+    ] = None,
+    sigma: Annotated[
+        str | None,
+        typer.Option(help="σ of the softmax, in units of the loss, or auto.", show_default="0.1"),
+    ] = None,
+    sync_every: Annotated[
+        int | None, typer.Option(min=1, help="T, steps between averagings.", show_default="1/120 of the run")
+    ] = None,
+    final_div: Annotated[
+        float,
+        typer.Option(help="f_final of all OneCycle curves. With --decay literal, 5 leaves a residual rate."),
+    ] = 1e4,
+    preset: Annotated[
+        Preset | None,
+        typer.Option(help="paper: values and rules as printed (decay literal, σ 0.1).", show_default="none"),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -61,12 +99,16 @@ def reproduce(
             show_default="runs/reproduce",
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny runs, to see that it works.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny runs, to see that it works; nothing can be concluded.")
+    ] = False,
 ) -> None:
     """Repeat an experiment of the paper at a size that one machine holds; stopped, it goes on from there."""
     from benchmarks.reproduce import command as experiment
 
     screen = console()
+    if quick:
+        screen.print("Tiny runs, to see that the command works: nothing can be concluded from their numbers.")
     folder = output or Path("runs/reproduce")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +126,7 @@ def reproduce(
                 rows=rows,
                 processes=processes,
                 minutes=minutes,
+                settings=_settings(decay, sigma, sync_every, final_div, preset),
                 quick=quick,
                 on_progress=progress(screen, status),
             )
@@ -93,3 +136,26 @@ def reproduce(
     with plain_errors():
         files = experiment.write(result, folder, as_json(result))
     screen.print(f"Written to {', '.join(map(str, files))}", soft_wrap=True, highlight=False)
+
+
+def _settings(
+    decay: Decay | None, sigma: str | None, sync_every: int | None, final_div: float, preset: Preset | None
+) -> Settings:
+    """What was asked for: an option of its own before the preset, the preset before the default."""
+    given: dict[str, Any] = {"sync_every": sync_every, "final_div": final_div}
+    given |= PRESETS[preset.value] if preset else {}
+    given |= {"decay": decay.value} if decay else {}
+    given |= {"sigma": _sigma(sigma)} if sigma else {}
+    if final_div <= 0:
+        raise ValueError(f"--final-div must be above 0, got {final_div:g}")
+    return Settings(**given)
+
+
+def _sigma(text: str) -> float | str:
+    try:
+        value = math.inf if text == "auto" else float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise ValueError(f"--sigma must be a number above 0, or auto, got {text}")
+    return "auto" if text == "auto" else value
