@@ -23,6 +23,7 @@ class Experiment(str, Enum):
     figure2 = "figure2"
     figure3 = "figure3"
     pretraining = "pretraining"
+    released = "released"
 
 
 class Decay(str, Enum):
@@ -91,6 +92,14 @@ def reproduce(
         Preset | None,
         typer.Option(help="paper: values and rules as printed (decay literal, σ 0.1).", show_default="none"),
     ] = None,
+    code: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="Your copy of the authors' file with OneCycleAutoLR, which released runs beside plain DDP.",
+            show_default="none",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -108,12 +117,16 @@ def reproduce(
 
     screen = console()
     if quick:
-        screen.print("Tiny runs, to see that the command works: nothing can be concluded from their numbers.")
+        screen.print("Tiny runs, to see that it works: nothing can be concluded from their numbers.")
     folder = output or Path("runs/reproduce")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise typer.BadParameter(f"--output must be a folder that can be made: {error}") from error
+    if (name is Experiment.released) != (code is not None):
+        raise typer.BadParameter(f"{name.value} {'takes no' if code else 'needs'} --code")
+    if code is not None:
+        return _released(code, folder)
     again = "runs that were done are kept: the same command goes on from there"
     with stopped(again), plain_errors(), screen.status(name.value) as status:
         try:
@@ -136,6 +149,22 @@ def reproduce(
     with plain_errors():
         files = experiment.write(result, folder, as_json(result))
     screen.print(f"Written to {', '.join(map(str, files))}", soft_wrap=True, highlight=False)
+
+
+def _released(code: Path, folder: Path) -> None:
+    from benchmarks.reproduce import released
+
+    screen = console()
+    again = "nothing was written: run it again"
+    with stopped(again), plain_errors(), screen.status("released") as status:
+        try:
+            result = released.run(code, progress(screen, status))
+        except (ValueError, FileNotFoundError) as error:
+            raise typer.BadParameter(str(error)) from error
+    file = folder / "released.json"
+    file.write_text(as_json(result), encoding="utf-8")
+    lines = [*result["sentences"], f"Written to {file}"]
+    screen.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def _settings(

@@ -50,7 +50,7 @@ _ON = {
     "charlm": "in pre-training a character language model over several epochs",
     "helptexts": "in pre-training a character language model on Python's help texts over several epochs",
 }
-_TINY = "These were tiny runs, to see that the command works: nothing can be concluded from their numbers."
+_TINY = "These were tiny runs, to see that it works: nothing can be concluded from their numbers."
 _QUICK_SCALE, _QUICK_EXPONENTS = "tiny", (-8, -3, 2)
 
 
