@@ -75,7 +75,12 @@ def a_figure(task: str = "feed", early: By | None = None, late: By | None = None
 
 
 def rates(
-    p: float = 1.0, any_p: float = 1.0, moved: float = 0.01, end: float = 0.0, task: str = "feed"
+    p: float = 1.0,
+    any_p: float = 1.0,
+    moved: float = 0.01,
+    end: float = 0.0,
+    task: str = "feed",
+    decay: str = "literal",
 ) -> Any:
     """As figure3.json, one block, one group."""
     order = {
@@ -83,9 +88,9 @@ def rates(
         "any_order": {"p": any_p},
         "median_abs_log_factor": {"transformer": moved},
     }
-    runs = [{"lrs": {"low": [0.5, 1.0, end], "high": [0.5, 1.0, 0.9]}, "factors": {"low": [1.0, 1.1]}}]
+    runs = [{"lrs": {"low": [0.5, 1.0, end], "high": [0.5, 1.0, 0.4]}, "factors": {"low": [1.0, 1.1]}}]
     block = {"name": "paper", "high": 9e-4, "order": order, "runs": runs}
-    return {"task": task, "settings": {"decay": "schedule"}, "blocks": [block]}
+    return {"task": task, "settings": {"decay": decay}, "blocks": [block]}
 
 
 def no_rates() -> Any:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,9 @@ from benchmarks.pool import Say, complete, workers
 from benchmarks.regret.arms import prepare
 from benchmarks.reproduce.analysis import CURVES, curves, learning_rates, table
 from benchmarks.reproduce.crash import RULE, judged
-from benchmarks.reproduce.plan import CONFIGURATIONS, Plan, Row, Rows, planned
+from benchmarks.reproduce.plan import CONFIGURATIONS, Plan, Row, Rows, Settings, planned
 from benchmarks.reproduce.runs import PRETRAINING_LR, SETTINGS, execute
-from benchmarks.reproduce.tasks import REPLICAS, SCALES, Task, data_file, digest, make
+from benchmarks.reproduce.tasks import FEEDS, REPLICAS, SCALES, Task, data_file, digest, language, make
 from benchmarks.reproduce.text import as_csv, as_text, said
 
 __all__ = ["NAMES", "run", "said", "write"]
@@ -46,7 +48,9 @@ _ON = {
     "feed": "on a synthetic feed that never repeats",
     "kuairand": "on one epoch of KuaiRand",
     "charlm": "in pre-training a character language model over several epochs",
+    "helptexts": "in pre-training a character language model on Python's help texts over several epochs",
 }
+_TINY = "These were tiny runs, to see that it works: nothing can be concluded from their numbers."
 _QUICK_SCALE, _QUICK_EXPONENTS = "tiny", (-8, -3, 2)
 
 
@@ -60,6 +64,7 @@ def run(
     rows: Path | None = None,
     processes: int | None = None,
     minutes: float | None = None,
+    settings: Settings = Settings(),  # noqa: B008
     quick: bool = False,
     on_progress: Say | None = None,
 ) -> dict[str, Any]:
@@ -74,6 +79,7 @@ def run(
         rows: the file that finished runs are appended to, ``runs/reproduce-TASK-SCALE.jsonl`` if None.
         processes: how many runs go on at a time, as many as there are cores if None.
         minutes: after so long no further run is started.
+        settings: σ, T, and what brings the learning rate down.
         quick: tiny runs and a short sweep, to see that it works; kept in memory unless ``rows`` is given.
     """
     task_name, file = _checked(name, scale, data, seeds)
@@ -85,9 +91,11 @@ def run(
         )
     say = on_progress or (lambda _: None)
     size = _QUICK_SCALE if quick else scale
-    plan = Plan(task_name, size, seeds, device, digest(file) if file else "", NAMES[name])
+    # Each Python has help texts of its own.
+    data_id = digest(file) if file else platform.python_version() if task_name == "helptexts" else ""
+    plan = Plan(task_name, size, seeds, device, data_id, NAMES[name], settings=settings)
     if quick:
-        plan = Plan(task_name, size, seeds, device, plan.data, plan.lines, _QUICK_EXPONENTS)
+        plan = replace(plan, exponents=_QUICK_EXPONENTS)
     elif rows is None:
         rows = Path("runs") / f"reproduce-{task_name}-{scale}.jsonl"
     # Made here as well, and first: a file that cannot be read is an error before anything is run.
@@ -107,7 +115,7 @@ def run(
             told=_told,
         )
     about = machine.about("reproduce", quick=quick, device=device)
-    about["command"] = _command(name, scale, device, file, seeds, quick)
+    about["command"] = _command(name, scale, device, file, seeds, settings, quick)
     return _result(name, plan, done, task, about)
 
 
@@ -122,7 +130,7 @@ def _checked(name: str, scale: str, data: Path | None, seeds: int) -> tuple[str,
     if name == "pretraining":
         if data is not None:
             raise ValueError(f"reproduce: pretraining reads no feed, got data={str(data)!r}: leave it out")
-        return "charlm", None
+        return language(), None
     return ("feed", None) if data is None else ("kuairand", data_file(data))
 
 
@@ -135,15 +143,19 @@ def _told(row: Row) -> str:
     return f"{who}: {loss} in {row['seconds']:.1f} s"
 
 
-def _command(name: str, scale: str, device: str, file: Path | None, seeds: int, quick: bool) -> str:
+def _command(
+    name: str, scale: str, device: str, file: Path | None, seeds: int, settings: Settings, quick: bool
+) -> str:
     options = f" --scale {scale}"
     options += "" if (scale == "gpu") == (device == "cuda") else f" --device {device}"
     options += f" --data {file.name}" if file else ""
     options += "" if seeds == 3 else f" --seeds {seeds}"
+    options += f" {settings.options}" if settings.options else ""
     return f"python -m benchmarks reproduce {name}{options}{' --quick' if quick else ''}"
 
 
 def _result(name: str, plan: Plan, done: Rows, task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
+    options = plan.settings.options
     known = judged(done.finished, task.blind_loss)
     asked_for = set(planned(plan, known))
     # The file may hold runs of an earlier plan as well.
@@ -158,14 +170,15 @@ def _result(name: str, plan: Plan, done: Rows, task: Task, about: Mapping[str, A
     return {
         **about,
         "name": name,
-        "title": f"{_TITLES[name]}, {_ON[plan.task]}",
+        "title": f"{_TITLES[name]}, {_ON[plan.task]}" + (f", with {options}" if options else ""),
+        "options": options,
         "task": plan.task,
         "scale": plan.scale,
         "seeds": plan.seeds,
         "loss_unit": task.loss_unit,
         "crash_rule": RULE,
         "caveats": [*task.caveats, *_caveats(plan, task)],
-        "settings": _settings(task),
+        "settings": _settings(task, plan.settings),
         "reference": machine.rounded({"base_rate_loss": task.blind_loss, "bayes_loss": task.bayes_loss}),
         "missing_runs": sum(run not in finished for run in planned(plan, finished)),
         "failed": [
@@ -177,29 +190,31 @@ def _result(name: str, plan: Plan, done: Rows, task: Task, about: Mapping[str, A
     }
 
 
-def _settings(task: Task) -> dict[str, Any]:
+def _settings(task: Task, chosen: Settings) -> dict[str, Any]:
     sizes = {
         "replicas": REPLICAS,
         "steps": task.workload.steps,
         "batch_per_replica": task.batch_per_replica,
-        "sync_every": task.sync_every,
+        "sync_every": chosen.sync_every or task.sync_every,
         "auto_lr_warmup_steps": task.warm_up,
         "optimizer": "Adam",
         "pretraining_steps": task.pretraining_steps,
         "pretraining_lr": PRETRAINING_LR,
     }
-    return {**sizes, **machine.rounded(SETTINGS)}
+    auto_lr = {"loss_scale": chosen.sigma, "decay": chosen.decay, "final_div_factor": chosen.final_div}
+    return {**sizes, **machine.rounded(SETTINGS), **auto_lr}
 
 
 def _caveats(plan: Plan, task: Task) -> list[str]:
-    samples = "the same text" if plan.task == "charlm" else "samples that the cold starts never see"
-    found = [
+    samples = "samples that the cold starts never see" if plan.task in FEEDS else "the same text"
+    found = [_TINY] if plan.scale == _QUICK_SCALE else []
+    found += [
         f"A warm start comes from a checkpoint of {task.pretraining_steps} steps at {PRETRAINING_LR:g}, on "
         f"{samples}: it has been trained for longer.",
     ]
     if "AutoLR" in plan.lines:
         found.append("Only AutoLR reads the samples of the probe, on which nobody trains.")
-    if plan.task != "charlm":
+    if plan.task in FEEDS:
         found.append(
             "The paper's losses are of other data, on another scale: compare signs and crashes, not values."
         )
@@ -211,7 +226,8 @@ def _caveats(plan: Plan, task: Task) -> list[str]:
 
 def file_name(result: Mapping[str, Any]) -> str:
     """The name, without a suffix, of the files that the result is written to."""
-    return str(result["name"]) + ("-kuairand" if result["task"] == "kuairand" else "")
+    task = {"kuairand": "-kuairand", "helptexts": "-helptexts"}.get(result["task"], "")
+    return f"{result['name']}{task}" + "".join(f"-{word.lstrip('-')}" for word in result["options"].split())
 
 
 def write(result: dict[str, Any], folder: Path, as_json: str) -> list[Path]:

@@ -4,7 +4,8 @@ Under a schedule that ends near zero even a model that was wrecked half-way come
 who knows the base rates and nothing else. What there was to learn is therefore what the best plain run of the
 same seed is ahead of that at the end; who had a higher learning rate than that run and ends without half of
 it has crashed. (Who had a lower one is slow.) All of them saw the same batches, so that weeks which are
-harder for all count for little.
+harder for all count for little. Who ends at twice the loss of the base rates, or above, has crashed whatever
+there was to learn: a model that has not moved yet is below that.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from benchmarks.reproduce.plan import PLAIN, SWEPT, Row, Run
 __all__ = ["RULE", "crash_step", "judged"]
 
 RULE = (
-    "Crashed is who has a loss that is not finite, or was given a higher learning rate than the best plain "
-    "run on the same batches and ends nearer to the loss of the base rates than to that run's."
+    "Crashed is who has a loss that is not finite, or ends at twice the loss of the base rates or above, or "
+    "was given a higher learning rate than the best plain run on the same batches and ends nearer to the "
+    "loss of the base rates than to that run's."
 )
-_LOST = 0.5
+_LOST, _FAR = 0.5, 2.0
 #: A curve is smoothed over so many of its points, which are about 200.
 _SMOOTHING = 4
 
@@ -45,7 +47,7 @@ def judged(rows: Mapping[Run, Row], blind: float) -> dict[Run, Row]:
 
 def _seed_of(run: Run) -> Run:
     """What all runs on the same batches have in common."""
-    return replace(run, configuration=PLAIN, lr=None)
+    return replace(run, configuration=PLAIN, lr=None, settings=run.settings.of(PLAIN))
 
 
 def _is_finite(row: Row) -> bool:
@@ -67,20 +69,32 @@ def crash_step(row: Row, best: Row | None, blind: float) -> int | None:
     9
     >>> crash_step({**wrecked, "lr": 0.001}, best, blind=1.3) is None
     True
+    >>> exploded = {**wrecked, "train": 121.0, "loss": [2.1] * 4 + [121.0] * 8}
+    >>> crash_step(exploded, None, blind=1.3)
+    6
     """
     steps: list[int] = row["loss_steps"]
     if not _is_finite(row):
         return min((s for s, loss in zip(steps, row["loss"], strict=True) if loss is None), default=steps[-1])
-    if best is None or (row["lr"] is not None and row["lr"] <= best["lr"]):
+    if row["train"] >= _FAR * blind:
+        others = [blind] * len(steps)
+    elif best is not None and _has_lost(row, best, blind):
+        others = best["loss"]
+    else:
         return None
-    learnable = blind - best["train"]
-    if learnable <= 0 or row["train"] < best["train"] + _LOST * learnable:
-        return None
-    losses, others = _smoothed(row["loss"]), _smoothed(best["loss"])
-    behind = [loss - other for loss, other in zip(losses, others, strict=True)]
+    pairs = zip(_smoothed(row["loss"]), _smoothed(others), strict=True)
+    behind = [loss - other for loss, other in pairs]
     level = behind[-1] / 2
     rises = [i for i in range(1, len(behind)) if behind[i - 1] <= level < behind[i]]
     return steps[len(steps) - len(behind) + max(rises, default=0)]
+
+
+def _has_lost(row: Row, best: Row, blind: float) -> bool:
+    """Whether half of what there was to learn is missing, at a higher learning rate than the best run's."""
+    if row["lr"] is not None and row["lr"] <= best["lr"]:
+        return False
+    learnable = blind - best["train"]
+    return bool(learnable > 0 and row["train"] >= best["train"] + _LOST * learnable)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

@@ -217,7 +217,7 @@ def _draw3(result: Result) -> Figure:
     figure, (rates, factors) = _canvas(result, [2.6, 2.6], list(map(_heading, blocks)), notes)
     for upper, lower, block in zip(rates, factors, blocks, strict=False):
         _learning_rates(upper, block, result["groups"])
-        _factors(lower, block, result["groups"])
+        _factors(lower, block, result["groups"], result.get("settings", {}).get("decay", "schedule"))
         for axes in (upper, lower):
             axes.axvline(result["control_from"], color=_GREY, linewidth=0.8, linestyle=":")
             axes.set_xlim(0, max(step for run in (block["plain"], *block["runs"]) for step in run["steps"]))
@@ -253,8 +253,8 @@ def _learning_rates(axes: Axes, block: Result, groups: Sequence[str]) -> None:
     axes.text(1.035, 0.5, text, color=_GREY, transform=axes.transAxes, va="center", fontsize=8.5)
 
 
-def _factors(axes: Axes, block: Result, groups: Sequence[str]) -> None:
-    axes.set_ylabel("factor on plain OneCycle")
+def _factors(axes: Axes, block: Result, groups: Sequence[str], decay: str) -> None:
+    axes.set_ylabel("factor on plain OneCycle" if decay == "schedule" else "factor on Eq. 8 alone")
     axes.set_yscale("log")
     axes.axhline(1, color=_INK, linewidth=0.9)
     labels, largest = [], 1e-4

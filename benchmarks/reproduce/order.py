@@ -1,8 +1,8 @@
 """Whether the published order of learning rates emerges: transformer lowest, no_decay highest.
 
-Each seed gives its parameter groups ranks, by how far auto-LR has brought them from plain OneCycleLR. If
-nothing were behind the ranks, every order would be as likely as any other: both tests count orders, and need
-no approximation.
+Each seed gives its parameter groups ranks, by how far auto-LR has brought them from where its decay alone
+would be. If nothing were behind the ranks, every order would be as likely as any other: both tests count
+orders, and need no approximation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ __all__ = ["binomial_tail", "friedman", "friedman_p", "order", "ranks"]
 LOWEST, HIGHEST = "transformer", "no_decay"
 
 
-def order(rows: Sequence[Row], control_from: int, steps: int) -> dict[str, Any] | None:
+def order(
+    rows: Sequence[Row], control_from: int, steps: int, decay: str = "schedule"
+) -> dict[str, Any] | None:
     """The groups' order in every seed's run, and both tests; None without a run whose factors are known.
 
     What counts is the geometric mean of a group's factor over the last half of the controlled part.
@@ -46,6 +48,11 @@ def order(rows: Sequence[Row], control_from: int, steps: int) -> dict[str, Any] 
         "median_abs_log_factor": {
             group: statistics.median(abs(math.log(mean[group])) for mean in means) for group in groups
         },
+        # The last learning rate, in parts of the highest.
+        "residual": [
+            lrs[-1] / max(filter(None, lrs)) for row in rows for lrs in row["lrs"].values() if lrs[-1]
+        ],
+        "decay": decay,
     }
     return {**found, "sentence": _sentence(found)}
 
@@ -142,5 +149,13 @@ def _sentence(found: Mapping[str, Any]) -> str:
         f"{published['of']} seeds; chance alone would do as well with p = {published['p']:.2g}. For any "
         f"consistent order of the four groups (Friedman, exact) p = {any_order['p']:.2g}. Auto-LR moved the "
         f"groups' learning rates by {100 * math.expm1(min(moved)):.2g} to "
-        f"{100 * math.expm1(max(moved)):.2g} % (medians over the seeds)."
+        f"{100 * math.expm1(max(moved)):.2g} % (medians over the seeds). {_residual_sentence(found)}"
     )
+
+
+def _residual_sentence(found: Mapping[str, Any]) -> str:
+    """Of the rate that the paper's Figure 3 has left at the end, about 0.22 of the peak."""
+    if found["decay"] == "schedule":
+        return "The schedule goes on to its floor, so no residual rate can be left (decay='schedule')."
+    lowest, highest = min(found["residual"], default=0.0), max(found["residual"], default=0.0)
+    return f"They ended at {lowest:.2g} to {highest:.2g} of their peak (decay={found['decay']!r})."

@@ -24,6 +24,7 @@ _TASKS = {
     "feed": "The synthetic feed",
     "kuairand": "The KuaiRand feed",
     "charlm": "A character language model, several epochs",
+    "helptexts": "A character language model on Python's help texts",
 }
 _ABOUT = (
     "The paper on Hyperparameter-Divergent Ensemble Training (HDET, arXiv 2604.24708) trains a "
@@ -36,7 +37,8 @@ _ABOUT = (
 _CAPTIONS = {
     "figure2": "Training loss against steps. Line: median of the seeds; band: all of them; cross: the median "
     "step of the crashes.",
-    "figure3": "Learning rate of each parameter group in HDET (full), and its factor on plain OneCycle. "
+    "figure3": "Learning rate of each parameter group in HDET (full), and its factor on plain OneCycle "
+    "(with Eq. 8 chosen, on that alone). "
     "Thick: median; thin: each seed.",
 }
 _CSS = """

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from benchmarks.regret.plan import learning_rate
 from benchmarks.rows import KeptRows, Row
@@ -18,6 +19,7 @@ from benchmarks.rows import KeptRows, Row
 __all__ = [
     "CONFIGURATIONS",
     "PLAIN",
+    "PRESETS",
     "SWEPT",
     "Block",
     "Configuration",
@@ -25,6 +27,7 @@ __all__ = [
     "Row",
     "Rows",
     "Run",
+    "Settings",
     "blocks",
     "crash_lr",
     "planned",
@@ -73,6 +76,43 @@ CONFIGURATIONS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """What paper and code leave open, or contradict each other in."""
+
+    #: What brings the learning rate down once auto-LR acts, as ``OneCycleAutoLR(decay=)``.
+    decay: str = "schedule"
+    #: σ, or "auto".
+    sigma: float | str = 0.1
+    #: T; the task's own if None.
+    sync_every: int | None = None
+    #: f_final of every OneCycle curve, plain ones included. f_div is 25.
+    final_div: float = 1e4
+
+    def of(self, configuration: str) -> Settings:
+        """Those on which a configuration depends: plans that differ in others share its runs."""
+        if configuration in ("HDET w/o warm init", "HDET (full)"):
+            return self
+        averages = configuration == "HDET w/o auto-LR"
+        return Settings(sync_every=self.sync_every if averages else None, final_div=self.final_div)
+
+    @property
+    def options(self) -> str:
+        """On the command line, as far as they are not the defaults.
+
+        >>> Settings("literal", final_div=5.0).options
+        '--decay literal --final-div 5'
+        """
+        given = {part.name: getattr(self, part.name) for part in fields(self)}
+        changed = {name: value for name, value in given.items() if value != getattr(Settings(), name)}
+        words = {name: f"{value:g}" if isinstance(value, float) else value for name, value in changed.items()}
+        return " ".join(f"--{name.replace('_', '-')} {word}" for name, word in words.items())
+
+
+#: Settings by one name. "paper": values and rules as printed.
+PRESETS: dict[str, dict[str, Any]] = {"paper": {"decay": "literal", "sigma": 0.1}}
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One training run: all that its result depends on. ``data`` is the digest of its file, if any."""
 
@@ -83,6 +123,7 @@ class Run:
     seed: int
     device: str = "cpu"
     data: str = ""
+    settings: Settings = Settings()
 
     def __str__(self) -> str:
         rate = "" if self.lr is None else f" at {self.lr:g}"
@@ -100,10 +141,12 @@ class Plan:
     data: str = ""
     lines: tuple[str, ...] = tuple(CONFIGURATIONS)
     exponents: tuple[int, ...] = _EXPONENTS
+    settings: Settings = Settings()
 
     def run(self, configuration: str, lr: float | None, seed: int) -> Run:
         """A run of this plan's task and size on this plan's device."""
-        return Run(self.task, self.scale, configuration, lr, seed, self.device, self.data)
+        settings = self.settings.of(configuration)
+        return Run(self.task, self.scale, configuration, lr, seed, self.device, self.data, settings)
 
     def over_seeds(self, configuration: str, lr: float | None) -> list[Run]:
         """One run for each seed."""
@@ -137,8 +180,9 @@ class Rows(KeptRows[Run]):
 
 
 def run_of(row: Row) -> Run:
-    """The run whose result ``row`` is."""
-    return Run(**{part.name: row[part.name] for part in fields(Run)})
+    """The run whose result ``row`` is. Rows without settings were written when there was no choice."""
+    known = {part.name: row[part.name] for part in fields(Run) if part.name != "settings"}
+    return Run(**known, settings=Settings(**row.get("settings", {})))
 
 
 def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:

@@ -19,32 +19,28 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from benchmarks.reproduce.plan import PLAIN, Row, Run
+from benchmarks.metrics import auc, normalised_entropy
+from benchmarks.reproduce.plan import PLAIN, Row, Run, Settings
 from benchmarks.reproduce.tasks import REPLICAS, Task, make
 from benchmarks.rows import failure
 from benchmarks.workloads.base import seeded
-from benchmarks.workloads.newsfeed import parameter_groups
+from benchmarks.workloads.newsfeed import TASKS, parameter_groups
 from hdet import AutoLR, OneCycleAutoLR, Probe, StackedReplicas, warm_start_
 from hdet.history import SyncRecord
+from hdet.published.softmax import geometric_decay, literal_decay
 
 __all__ = ["PRETRAINING_LR", "SETTINGS", "execute", "one_cycle", "reduced"]
 
-#: The paper's values (section 4.1), by the names of our arguments.
-SETTINGS: dict[str, Any] = {
-    "spread": 1 / 9,
-    "loss_scale": 0.1,
-    "momentum_of_lr": 0.9,
-    "lr_of_lr": 0.5,
-    "noise": 0.01,
-    "decay": "schedule",
-}
+#: The paper's values (section 4.1), by the names of our arguments. ``plan.Settings`` has what can be chosen.
+SETTINGS = {"spread": 1 / 9, "momentum_of_lr": 0.9, "lr_of_lr": 0.5, "noise": 0.01}
+_DIV = 25.0
 #: Of the plain run that makes the checkpoint of the warm starts.
 PRETRAINING_LR = 3e-3
 #: AutoLR reads of an optimizer's learning rates the ratios alone.
@@ -99,9 +95,9 @@ def _execute(run: Run, task: Task, data: Path | None, folder: Path | None) -> Ro
     recipe = _RECIPES.get(run.configuration)
     start = task.workload.build(run.seed)
     if recipe is not None and recipe.warm:
-        start.load_state_dict(
-            _checkpoint(replace(run, configuration="checkpoint", lr=PRETRAINING_LR), data, folder)
-        )
+        # The same for all settings.
+        plain = replace(run, configuration="checkpoint", lr=PRETRAINING_LR, settings=Settings())
+        start.load_state_dict(_checkpoint(plain, data, folder))
     began = time.perf_counter()
     if recipe is not None:
         trained = _train_replicas(run, task, start, recipe)
@@ -132,7 +128,7 @@ def _train_one(run: Run, task: Task, model: nn.Module) -> _Trained:
         probe = Probe(lambda batch: workload.loss(model, batch), workload.probe(run.seed), model=model)
         after_step = AutoLR(optimizer, total_steps=workload.steps, probe=probe).step
     else:
-        after_step = OneCycleLR(optimizer, run.lr, workload.steps).step
+        after_step = _one_cycle(run, workload.steps, optimizer).step
     for batch in islice(workload.batches(run.seed), workload.steps):
         loss = workload.loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -169,7 +165,7 @@ def _schedule(
     assert run.lr is not None
     steps = task.workload.steps
     if not recipe.spread:
-        plain = OneCycleLR(optimizer, run.lr, steps)
+        plain = _one_cycle(run, steps, optimizer)
 
         def after_step(losses: Tensor) -> None:
             plain.step()
@@ -179,16 +175,23 @@ def _schedule(
         optimizer,
         run.lr,
         steps,
+        div_factor=_DIV,
+        final_div_factor=run.settings.final_div,
         ensemble_lr_spread_ratio=SETTINGS["spread"],
-        model_sync_interval=task.sync_every,
+        model_sync_interval=run.settings.sync_every or task.sync_every,
         enable_auto_lr=recipe.auto_lr,
         auto_lr_warmup_steps=task.warm_up,
-        loss_scale=SETTINGS["loss_scale"],
+        loss_scale=run.settings.sigma,  # type: ignore[arg-type]
         momentum_of_lr=SETTINGS["momentum_of_lr"],
         lr_of_lr=SETTINGS["lr_of_lr"],
-        decay=SETTINGS["decay"],
+        decay=run.settings.decay,  # type: ignore[arg-type]
         seed=run.seed,
     ).step
+
+
+def _one_cycle(run: Run, steps: int, optimizer: Optimizer) -> OneCycleLR:
+    assert run.lr is not None
+    return OneCycleLR(optimizer, run.lr, steps, div_factor=_DIV, final_div_factor=run.settings.final_div)
 
 
 def _adam(model: nn.Module, lr: float) -> Adam:
@@ -249,10 +252,27 @@ def _summary(task: Task, model: nn.Module, losses: Sequence[float]) -> Row:
     return {
         "train": _finite(sum(losses[-last:]) / last),
         "held_out": _finite(task.workload.evaluate(model)),
-        "by_answer": {name: _finite(loss) for name, loss in task.by_answer(model).items()},
+        **_by_answer(task, model),
         "init": _finite(losses[0]),
         "loss_steps": steps,
         "loss": points,
+    }
+
+
+def _by_answer(task: Task, model: nn.Module) -> Row:
+    """Held-out loss, AUC and normalised entropy of each answer alone."""
+    if task.outputs is None:
+        return {"by_answer": {}}
+    with torch.no_grad():
+        logits, labels = task.outputs(model)
+    losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(0)
+    found = {
+        "by_answer": losses,
+        "auc": auc(logits, labels),
+        "ne": normalised_entropy(logits, labels),
+    }
+    return {
+        name: dict(zip(TASKS, map(_finite, values.tolist()), strict=True)) for name, values in found.items()
     }
 
 
@@ -269,33 +289,48 @@ def reduced(losses: Sequence[float], points: int = _POINTS) -> tuple[list[int], 
 
 
 def _learning_rates(run: Run, task: Task, records: Sequence[SyncRecord]) -> Row:
-    """At every sync the base learning rate of each group, and how it compares with plain OneCycleLR."""
+    """At every sync the base learning rate of each group, and its factor on what it were without a vote."""
     if not records:
         return {}
     assert run.lr is not None
-    plain = one_cycle(run.lr, task.workload.steps)
     names = list(parameter_groups(task.workload.build(run.seed)))
     lrs = {
         name: [_finite(record.hyperparameters[place].base_after) for record in records]
         for place, name in enumerate(names)
     }
     at = [record.step for record in records]
+    without = _unmoved(run, task, at)
     factors = {
-        name: [None if lr is None else lr / plain[step - 1] for lr, step in zip(found, at, strict=True)]
+        name: [None if lr is None else lr / other for lr, other in zip(found, without, strict=True)]
         for name, found in lrs.items()
     }
     return {"lr_steps": at, "lrs": lrs, "factors": factors}
 
 
+def _unmoved(run: Run, task: Task, at: Sequence[int]) -> list[float]:
+    """The learning rate at these syncs if no vote moves it: OneCycle's and, if that is chosen, Eq. 8's."""
+    assert run.lr is not None
+    settings, steps = run.settings, task.workload.steps
+    curve = one_cycle(run.lr, steps, settings.final_div)
+    plain = [curve[step - 1] for step in at]
+    rule = {"literal": literal_decay, "geometric": geometric_decay}.get(settings.decay)
+    free = sum(step < task.warm_up for step in at)
+    if rule is None or free == len(at):
+        return plain
+    syncs = (steps - task.warm_up) / (settings.sync_every or task.sync_every)
+    kept = 1 - rule(div_factor=_DIV, final_div_factor=settings.final_div, syncs=syncs)
+    return [*plain[:free], *(plain[free] * kept ** (k + 1) for k in range(len(at) - free))]
+
+
 @cache
-def one_cycle(max_lr: float, steps: int) -> tuple[float, ...]:
+def one_cycle(max_lr: float, steps: int, final_div: float = 1e4) -> tuple[float, ...]:
     """The learning rate of each step under plain OneCycleLR.
 
     >>> [round(lr, 4) for lr in one_cycle(0.1, 10)][:4]
     [0.004, 0.052, 0.1, 0.095]
     """
     optimizer = Adam([torch.zeros(1, requires_grad=True)])
-    schedule = OneCycleLR(optimizer, max_lr, steps)
+    schedule = OneCycleLR(optimizer, max_lr, steps, div_factor=_DIV, final_div_factor=final_div)
     lrs = []
     for _ in range(steps):
         lrs.append(float(optimizer.param_groups[0]["lr"]))

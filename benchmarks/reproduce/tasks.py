@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.workloads import Batch, Workload, charlm, feedstream, newsfeed
 from benchmarks.workloads.base import at_scale, generator, in_parts, seeded, shuffled
+from benchmarks.workloads.base import data_file as sought
 
-__all__ = ["REPLICAS", "SCALES", "TASKS", "Task", "data_file", "digest", "make"]
+__all__ = ["FEEDS", "REPLICAS", "SCALES", "TASKS", "Task", "data_file", "digest", "language", "make"]
 
 #: N of the paper.
 REPLICAS = 8
 #: What the command line offers; the tests know a smaller one.
 SCALES = ("cpu", "gpu")
-TASKS = ("feed", "kuairand", "charlm")
+FEEDS = ("feed", "kuairand")
+TASKS = (*FEEDS, "charlm", "helptexts")
 #: The paper averages every 1000 steps of some 300,000 and lets auto-LR act from step 100,000 on.
 _SYNCS, _WARM_UP = 120, 1 / 3
 _LEAST_INTERVAL = 4
@@ -51,8 +53,8 @@ class Task:
     blind_loss: float
     loss_unit: str
     bayes_loss: float | None = None
-    #: The model's held-out loss of each answer alone.
-    by_answer: Callable[[nn.Module], dict[str, float]] = field(default=lambda model: {})
+    #: The model's logits of all held-out samples, and their labels, a column for each answer.
+    outputs: Callable[[nn.Module], tuple[Tensor, Tensor]] | None = None
     caveats: tuple[str, ...] = ()
 
     @property
@@ -119,17 +121,22 @@ def make(task: str, scale: str = "cpu", device: str = "cpu", data: Path | None =
         if data is None:
             raise ValueError("task 'kuairand' needs data, the path of its file, got None")
         return _kuairand(at_scale(_KUAIRAND, scale), device, data)
-    return _feed(scale, device) if task == "feed" else _charlm(scale, device)
+    return _feed(scale, device) if task == "feed" else _language(task, scale, device)
+
+
+def language() -> str:
+    """The task of pre-training: on tinyshakespeare or, where that file is not, on Python's help texts."""
+    try:
+        sought(charlm.FILE)
+    except FileNotFoundError:
+        return "helptexts"
+    return "charlm"
 
 
 def data_file(path: Path) -> Path:
-    """The file at ``path``, or ``kuairand_feed.tsv`` in the folder there."""
+    """The file at ``path``, or ``kuairand_feed.tsv`` in the folder there, or that in ``$HDET_DATA``."""
     file = path / _FILE if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"data must be a file of impressions, or the folder of {_FILE}, got {path}: there is no such file"
-        )
-    return file
+    return file if file.is_file() else sought(file.name, file.parent)
 
 
 def digest(file: Path) -> str:
@@ -150,7 +157,7 @@ def _feed(scale: str, device: str) -> Task:
         blind_loss=feedstream.BASE_RATE_LOSS,
         bayes_loss=feedstream.bayes_loss(size.scale),
         loss_unit=_FEED_UNIT,
-        by_answer=partial(_by_answer, workload.held_out),
+        outputs=partial(_outputs, workload.held_out),
         caveats=(feedstream.CAVEAT,),
     )
 
@@ -169,12 +176,9 @@ def _resized(workload: Workload, size: _Size) -> Workload:
     return replace(workload, steps=size.steps, batches=batches, held_out=held_out)
 
 
-def _by_answer(held_out: tuple[Batch, ...], model: nn.Module) -> dict[str, float]:
-    with torch.no_grad():
-        outputs = [newsfeed.outputs(model, batch) for batch in held_out]
-        logits, targets = (torch.cat(part) for part in zip(*outputs, strict=True))
-        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(0)
-    return dict(zip(newsfeed.TASKS, losses.tolist(), strict=True))
+def _outputs(held_out: tuple[Batch, ...], model: nn.Module) -> tuple[Tensor, Tensor]:
+    logits, labels = zip(*(newsfeed.outputs(model, batch) for batch in held_out), strict=True)
+    return torch.cat(logits), torch.cat(labels)
 
 
 # ---------------------------------------------------------------------- KuaiRand
@@ -220,7 +224,7 @@ def _kuairand(size: _KuaiRandSize, device: str, path: Path) -> Task:
         pretraining_steps=before // batch,
         blind_loss=float(F.binary_cross_entropy(rates.expand_as(answers), answers)) * len(newsfeed.TASKS),
         loss_unit=_FEED_UNIT,
-        by_answer=partial(_by_answer, workload.held_out),
+        outputs=partial(_outputs, workload.held_out),
         caveats=(
             newsfeed.CAVEAT,
             "One epoch in the order of time: seeds differ in weights and noise, not in the data.",
@@ -231,9 +235,10 @@ def _kuairand(size: _KuaiRandSize, device: str, path: Path) -> Task:
 # ---------------------------------------------------------------------- the language model
 
 
-def _charlm(scale: str, device: str) -> Task:
+def _language(task: str, scale: str, device: str) -> Task:
     size = at_scale(_CHARLM, scale)
-    workload = _resized(charlm.make(size.scale, device), size)
+    make = charlm.make if task == "charlm" else charlm.make_from_help
+    workload = _resized(make(size.scale, device), size)
     some = islice(workload.batches(0), _UNIGRAM_BATCHES)
     text = torch.cat([windows[:, 1:].flatten() for (windows,) in some])
     characters = workload.build(0).get_parameter("character.weight").shape[0]
@@ -246,5 +251,8 @@ def _charlm(scale: str, device: str) -> Task:
         pretraining_steps=size.steps,
         blind_loss=float(surprise[text].mean()),
         loss_unit="cross-entropy of the next character, in nats",
-        caveats=("The text is read several times over, by the warm starts' checkpoint as well.",),
+        caveats=(
+            *([workload.caveat] if workload.caveat else []),
+            "The text is read several times over, by the warm starts' checkpoint as well.",
+        ),
     )

@@ -35,6 +35,9 @@ def as_text(result: Mapping[str, Any]) -> str:
     for block in result["blocks"]:
         lines = [_HEADINGS, *(_cells(row) for row in block["rows"])]
         parts.append(f"{_capital(block['title'])}:\n{_aligned(lines)}")
+        if measured := [row for row in block["rows"] if "auc" in row]:
+            lines = [_metric_headings(measured[0]), *map(_metric_cells, measured)]
+            parts.append(f"Held out, by answer:\n{_aligned(lines)}")
     swept = [_SWEEP_HEADINGS, *map(_swept_cells, result["sweep"]["rows"])]
     parts.append(f"Plain OneCycleLR, swept upward until it crashes:\n{_aligned(swept)}")
     return "\n\n".join([*parts, "\n".join(_notes(result))]) + "\n"
@@ -73,6 +76,18 @@ def _with_interval(found: Mapping[str, float | None]) -> str:
         return "not finite"
     half = found["half_width"]
     return f"{found['mean']:.4f}" + ("" if half is None else f" ± {half:.4f}")
+
+
+_METRICS = {"auc": "AUC", "ne": "NE"}
+
+
+def _metric_headings(row: Mapping[str, Any]) -> list[str]:
+    return ["configuration", *(f"{name} {answer}" for key, name in _METRICS.items() for answer in row[key])]
+
+
+def _metric_cells(row: Mapping[str, Any]) -> list[str]:
+    means = [found["mean"] for key in _METRICS for found in row[key].values()]
+    return [row["configuration"], *("–" if mean is None else f"{mean:.4f}" for mean in means)]
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -30,6 +30,12 @@ __all__ = [
 ]
 
 Batch = tuple[Tensor, ...]
+#: Where files are published, as in docs/paper.md.
+_SOURCES = {
+    "tinyshakespeare.txt": "data/tinyshakespeare/input.txt of github.com/karpathy/char-rnn",
+    "kuairand_feed.tsv": "processed_data/processed_standard_kcore_15.csv of "
+    "github.com/alessandrosocc/predict_explicit_negative_feedback_kuairand",
+}
 _Size = TypeVar("_Size")
 
 
@@ -77,6 +83,7 @@ def data_file(name: str, folder: str | Path | None = None) -> Path:
     looked = ", ".join(str(place.resolve()) for place in places)
     raise FileNotFoundError(
         f"no file {name!r} in {looked}: set HDET_DATA to the folder that holds it, or pass folder="
+        + (f". It is published as {_SOURCES[name]}" if name in _SOURCES else "")
     )
 
 

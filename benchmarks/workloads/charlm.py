@@ -8,9 +8,12 @@ natural logarithm.
 from __future__ import annotations
 
 import math
+import platform
+import string
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +41,7 @@ __all__ = [
     "build",
     "coded",
     "make",
+    "make_from_help",
     "make_long",
     "make_overfitting",
     "on_tokens",
@@ -152,6 +156,18 @@ class GPT(nn.Module):
 def make(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:
     """The task, from ``tinyshakespeare.txt``, sought where :func:`.base.data_file` says."""
     return _make("charlm", at_scale(SIZES, scale), device, folder)
+
+
+def make_from_help(scale: str = "cpu", device: str = "cpu") -> Workload:
+    """The task from what is on every machine: the help texts of the Python that runs it."""
+    raw = "\n".join(topics[name] for name in sorted(topics))
+    alphabet = sorted(set(string.printable) & set(raw))
+    workload = on_tokens("helptexts", coded(raw, alphabet), len(alphabet), at_scale(SIZES, scale), device)
+    return replace(
+        workload,
+        caveat=f"There is no {FILE} here, so the text is the help of Python {platform.python_version()}: "
+        "losses are not those of the documents (docs/paper.md, Data).",
+    )
 
 
 def make_long(scale: str = "cpu", device: str = "cpu", folder: str | Path | None = None) -> Workload:

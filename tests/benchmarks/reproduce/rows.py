@@ -23,6 +23,8 @@ def made_up(run: Run, crash_from: float = 0.3) -> Row:
         "train": None if crashed and run.seed == 1 else loss,
         "held_out": loss + 0.1,
         "by_answer": {"like": 0.5},
+        "auc": {"like": 0.7 + 0.01 * run.seed, "long_dwell": 0.6},
+        "ne": {"like": 0.9, "long_dwell": 0.0},
         "init": 2.0,
         "crashed": crashed,
         "crash_step": 80 + run.seed if crashed else None,
@@ -49,5 +51,6 @@ def all_done(plan: Plan, crash_from: float = 0.3) -> dict[Run, Row]:
 
 def with_head(name: str, made: Mapping[str, Any]) -> dict[str, Any]:
     head: dict[str, Any] = {"name": name, "title": "Table 1", "task": "feed", "seeds": 3, "loss_unit": "nats"}
+    head |= {"options": "", "settings": {"decay": "schedule"}}
     head |= {"reference": {"base_rate_loss": 1.3, "bayes_loss": None}, "missing_runs": 0, "failed": []}
     return {**head, "crash_rule": "Crashed is who crashed.", "caveats": ["It is made up."], **made}

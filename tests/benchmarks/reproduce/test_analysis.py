@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from benchmarks.regret.analysis import interval
-from benchmarks.reproduce.analysis import CURVES, curves, learning_rates
+from benchmarks.reproduce.analysis import CURVES, curves, learning_rates, table
 from benchmarks.reproduce.plan import CONFIGURATIONS
-from tests.benchmarks.reproduce.rows import GROUPS, PLAN, all_done
+from benchmarks.reproduce.text import as_text
+from tests.benchmarks.reproduce.rows import GROUPS, PLAN, all_done, with_head
 
 
 def test_cells_of_the_table(result: dict[str, Any]) -> None:
@@ -34,6 +35,28 @@ def test_cells_of_the_table(result: dict[str, Any]) -> None:
     assert [row["crashed"] for row in result["sweep"]["rows"]] == [0] * 7 + [3]
     assert len(result["runs"]["rows"]) == len(all_done(PLAN))
     json.dumps(result, allow_nan=False)
+
+
+def test_auc_and_normalised_entropy_stand_beside_the_losses(result: dict[str, Any]) -> None:
+    low = result["blocks"][0]["rows"][0]
+    assert low["auc"]["like"]["mean"] == pytest.approx(0.71)
+    assert low["auc"]["mean"]["mean"] == pytest.approx(0.655)
+    assert low["ne"]["mean"] == {"mean": pytest.approx(0.45), "half_width": 0.0}
+    header = result["runs"]["header"]
+    assert header[-2:] == ["auc", "ne"]
+    assert result["runs"]["rows"][0][-2] == [0.7, 0.6]
+    shown = [line.split() for line in as_text(result).splitlines() if line.startswith("Baseline-Low")]
+    assert shown[1] == ["Baseline-Low", "0.7100", "0.6000", "0.6550", "0.9000", "0.0000", "0.4500"]
+
+
+def test_rows_from_before_auc_have_no_such_column() -> None:
+    old = {
+        run: {k: v for k, v in row.items() if k not in ("auc", "ne")} for run, row in all_done(PLAN).items()
+    }
+    made = table(PLAN, old)
+    assert made["runs"]["header"][-1] == "by_answer"
+    assert not any("auc" in row for block in made["blocks"] for row in block["rows"])
+    assert "AUC" not in as_text(with_head("table1", made))
 
 
 def test_figures_have_the_curves_of_every_seed() -> None:

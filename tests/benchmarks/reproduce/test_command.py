@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.cli import app
 from benchmarks.reproduce import command as reproduce
 from benchmarks.reproduce.analysis import curves, table
+from benchmarks.reproduce.plan import Settings
 from tests.benchmarks.reproduce.rows import PLAN, all_done, with_head
 
 command = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}).invoke
@@ -42,6 +43,8 @@ def test_the_command_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.Mo
         "kept.jsonl",
     ]
     more = ["--processes", "4", "--minutes", "1.5", "--output", "there"]
+    more += ["--preset", "paper", "--decay", "geometric", "--sigma", "auto"]
+    more += ["--sync-every", "7", "--final-div", "5"]
     done = command(app, ["reproduce", "table1", *options, *more])
     assert done.exit_code == 0, done.output
     assert seen.pop("on_progress")
@@ -54,6 +57,7 @@ def test_the_command_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.Mo
         "rows": Path("kept.jsonl"),
         "processes": 4,
         "minutes": 1.5,
+        "settings": Settings("geometric", "auto", 7, 5.0),
         "quick": False,
     }
     text = (tmp_path / "there" / "table1.txt").read_text()
@@ -61,12 +65,17 @@ def test_the_command_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads((tmp_path / "there" / "table1.json").read_text())["name"] == "table1"
     assert (tmp_path / "there" / "table1.csv").exists()
 
-    assert command(app, ["reproduce", "figure3"]).exit_code == 0
+    assert command(app, ["reproduce", "figure3", "--preset", "paper"]).exit_code == 0
+    assert seen["settings"] == Settings("literal", 0.1)
+    plain = command(app, ["reproduce", "figure3"])
+    assert (plain.exit_code, seen["settings"]) == (0, Settings())
+    assert "nothing can be concluded" not in plain.output
     assert (seen["scale"], seen["device"], seen["data"], seen["seeds"]) == ("cpu", None, None, 3)
     assert (tmp_path / "runs" / "reproduce" / "figure3.json").exists()
     (tmp_path / "docs" / "evidence").mkdir(parents=True)
     assert command(app, ["reproduce", "figure3"]).exit_code == 0
-    assert command(app, ["reproduce", "table1", "--quick"]).exit_code == 0
+    quick = command(app, ["reproduce", "table1", "--quick"])
+    assert "nothing can be concluded" in quick.output.splitlines()[0]
     # What is committed as evidence is written over only where that is asked for.
     assert not list((tmp_path / "docs" / "evidence").glob("*"))
 
@@ -77,12 +86,20 @@ def test_what_cannot_be_run_is_refused_with_the_reason(
     for given, said in [
         (["table2"], "table1"),
         (["table1", "--scale", "huge"], "gpu"),
-        (["table1", "--data", "nowhere.tsv"], "got nowhere.tsv: there is no such file"),
-        (["table1", "--data", "."], "the folder of kuairand_feed.tsv, got ."),
+        (["table1", "--data", "nowhere.tsv"], "no file 'nowhere.tsv'"),
+        (["table1", "--data", "."], "no file 'kuairand_feed.tsv'"),
+        (["table1", "--data", "."], "set HDET_DATA to the folder that holds it"),
+        (["table1", "--data", "."], "predict_explicit_negative_feedback_kuairand"),
+        (["table1", "--sigma", "none"], "--sigma must be a number above 0, or auto, got none"),
+        (["table1", "--sigma", "0"], "--sigma must be a number above 0, or auto, got 0"),
+        (["table1", "--final-div", "0"], "--final-div must be above 0, got 0"),
+        (["table1", "--sync-every", "0"], "sync-every"),
+        (["table1", "--decay", "linear"], "literal"),
         (["pretraining", "--data", "feed.tsv"], "reads no feed"),
         (["table1", "--seeds", "0"], "seeds"),
     ]:
         monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("HDET_DATA", raising=False)
         done = command(app, ["reproduce", *given])
         assert done.exit_code == 2
         assert said in " ".join(done.output.replace("│", " ").split())
@@ -102,6 +119,7 @@ def test_a_figure_is_drawn_beside_its_numbers(tmp_path: Path, monkeypatch: pytes
     made = {**with_head("figure2", curves(PLAN, all_done(PLAN))), "task": "kuairand"}
     files = reproduce.write(made, tmp_path, "{}")
     assert drawn == [("figure2", tmp_path / "figure2-kuairand")]
+    assert reproduce.file_name({**made, "options": "--decay literal"}) == "figure2-kuairand-decay-literal"
     assert [file.name for file in files] == [
         "figure2-kuairand.json",
         "figure2-kuairand.svg",

@@ -103,6 +103,18 @@ def test_a_loss_that_is_not_finite_is_a_crash_at_that_point() -> None:
         assert crash_step(row, None, BLIND) == POINTS[-1]
 
 
+@pytest.mark.parametrize("lr", [0.001, 0.1])
+def test_who_ends_far_above_the_base_rates_has_crashed_whatever_was_learnable(lr: float) -> None:
+    run = PLAN.run(PLAIN, lr, 0)
+    exploded = row_of(run, drawn(lambda at: 2.1 if at < 0.3 else 121))
+    nothing_learnt = row_of(PLAN.run(PLAIN, 0.01, 0), drawn(lambda at: 2.1))
+    for best in (None, nothing_learnt, exploded):
+        step = crash_step(exploded, best, BLIND)
+        assert step == pytest.approx(0.3 * POINTS[-1], abs=POINTS[-1] // 50)
+    # Who has not moved yet has not crashed.
+    assert crash_step({**nothing_learnt, "lr": lr}, None, BLIND) is None
+
+
 def judged_curves(curves: Mapping[tuple[str, float, int], Curve]) -> dict[tuple[str, float, int], bool]:
     """Who of these (configuration, learning rate, seed) has crashed."""
     runs = {key: PLAN.run(*key) for key in curves}

@@ -69,6 +69,10 @@ def test_order_of_groups_against_the_published_one() -> None:
     assert (published["both"], published["of"], published["p"]) == (3, 3, pytest.approx(12**-3))
     assert found["median_abs_log_factor"]["no_decay"] == pytest.approx(math.log(1.2))
     assert "3 of 3 seeds" in found["sentence"]
+    assert "no residual rate can be left" in found["sentence"]
+    literal = order(as_published, control_from=40, steps=80, decay="literal")
+    assert literal is not None
+    assert "ended at 1 to 1 of their peak (decay='literal')" in literal["sentence"]
 
     reverse = [with_factors(0, embedding=1.0, no_decay=0.9, non_embedding=1.0, transformer=1.1)]
     other = order(reverse, control_from=40, steps=80)

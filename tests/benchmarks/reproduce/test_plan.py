@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -11,14 +13,16 @@ from benchmarks.reproduce.plan import (
     CONFIGURATIONS,
     PLAIN,
     Row,
+    Rows,
     Run,
+    Settings,
     blocks,
     crash_lr,
     planned,
     sweep,
     tuned_lr,
 )
-from tests.benchmarks.reproduce.rows import PLAN, all_done
+from tests.benchmarks.reproduce.rows import PLAN, all_done, made_up
 
 
 def test_the_sweep_goes_up_until_most_seeds_crash() -> None:
@@ -59,3 +63,35 @@ def test_a_figure_after_the_table_runs_nothing_anew(name: str) -> None:
     plan = replace(PLAN, lines=reproduce.NAMES[name])
     assert set(planned(plan, all_done(PLAN))) < set(all_done(PLAN))
     assert set(all_done(plan)) < set(all_done(PLAN))
+
+
+def test_rows_of_other_settings_are_never_mixed_and_plain_ones_are_shared(tmp_path: Path) -> None:
+    literal = replace(PLAN, settings=Settings("literal", sigma=0.002))
+    seldom = replace(PLAN, settings=Settings(sync_every=100))
+    flatter = replace(PLAN, settings=Settings(final_div=5.0))
+    known = set(all_done(PLAN))
+    for plan, shared in (
+        (literal, {PLAIN, "Warm-Init", "AutoLR", "HDET w/o auto-LR"}),
+        (seldom, {PLAIN, "Warm-Init", "AutoLR"}),
+        (flatter, set()),
+    ):
+        assert {run.configuration for run in set(all_done(plan)) & known} == shared
+        new = [run for run in all_done(plan) if run not in known]
+        assert all(plan.holds(run) and not PLAN.holds(run) for run in new)
+    rows = Rows(tmp_path / "rows.jsonl")
+    run = literal.run("HDET (full)", 9e-4, 0)
+    rows.add(made_up(run))
+    assert list(Rows(tmp_path / "rows.jsonl").finished) == [run]
+
+
+def test_a_row_from_before_the_settings_has_the_defaults(tmp_path: Path) -> None:
+    run = PLAN.run("HDET (full)", 9e-4, 0)
+    row = {name: value for name, value in made_up(run).items() if name != "settings"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert list(Rows(tmp_path / "rows.jsonl").finished) == [run]
+    assert asdict(run)["settings"] == {
+        "decay": "schedule",
+        "sigma": 0.1,
+        "sync_every": None,
+        "final_div": 1e4,
+    }

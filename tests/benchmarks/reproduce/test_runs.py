@@ -15,10 +15,9 @@ import torch
 
 from benchmarks.reproduce import command as reproduce
 from benchmarks.reproduce import runs
-from benchmarks.reproduce.plan import CONFIGURATIONS, PLAIN, Row, Rows, Run
-from benchmarks.reproduce.tasks import REPLICAS, data_file, make
+from benchmarks.reproduce.plan import CONFIGURATIONS, PLAIN, Row, Rows, Run, Settings
+from benchmarks.reproduce.tasks import REPLICAS, data_file, language, make
 from benchmarks.reproduce.text import as_csv, as_text
-from benchmarks.workloads import data_file as sought
 from benchmarks.workloads.newsfeed import parameter_groups
 
 GROUPS = ["embedding", "no_decay", "non_embedding", "transformer"]
@@ -55,7 +54,7 @@ def test_all_configurations_run_and_fill_every_cell(table: dict[str, Any]) -> No
             assert row["seconds"] > 0
     text = as_text(table)
     for name in CONFIGURATIONS:
-        assert sum(line.startswith(name) for line in text.splitlines()) == 2
+        assert sum(line.startswith(name) for line in text.splitlines()) == 4, "losses and AUC, in both blocks"
     assert "no run" not in text
     assert all(caveat in text for caveat in table["caveats"])
     lines = list(csv.DictReader(io.StringIO(as_csv(table))))
@@ -63,6 +62,31 @@ def test_all_configurations_run_and_fill_every_cell(table: dict[str, Any]) -> No
     assert all(line["train"] and line["held_out"] and line["crashed"] for line in lines)
     json.dumps(table, allow_nan=False)
     assert table["command"] == "python -m benchmarks reproduce table1 --scale cpu --seeds 1 --quick"
+    assert table["settings"]["decay"] == "schedule"
+    assert 0.3 < table["blocks"][0]["rows"][-2]["auc"]["mean"]["mean"] < 1
+    assert any("nothing can be concluded" in caveat for caveat in table["caveats"])
+
+
+def test_a_loss_far_above_the_base_rates_is_never_called_sound(table: dict[str, Any]) -> None:
+    far = 2 * table["reference"]["base_rate_loss"]
+    rows = [*table["sweep"]["rows"], *(row for block in table["blocks"] for row in block["rows"])]
+    lost = [row for row in rows if row["train"]["mean"] > far]
+    assert lost
+    assert all(row["crashed"] == 1 for row in lost)
+
+
+@pytest.mark.parametrize("decay", ["literal", "geometric"])
+def test_with_eq_8_the_rate_is_what_its_decay_leaves_where_no_vote_moves_it(decay: str) -> None:
+    """At so large a σ all replicas weigh the same."""
+    settings = Settings(decay, sigma=1e12, sync_every=5, final_div=5.0)
+    row = runs.execute(Run("feed", "tiny", "HDET w/o warm init", 9e-4, 0, settings=settings))
+    assert row["lr_steps"] == list(range(5, 41, 5))
+    for group in GROUPS:
+        assert row["factors"][group] == pytest.approx([1.0] * 8, rel=1e-6)
+    residual = row["lrs"]["embedding"][-1] / max(row["lrs"]["embedding"])
+    # Eq. 8 over six syncs from step 15 on: a fifth is left of 25/5, 1/125 if the logarithm is corrected.
+    assert residual == pytest.approx({"literal": 5, "geometric": 125}[decay] ** (-6 / (27 / 5)), rel=0.3)
+    assert row["settings"]["decay"] == decay
 
 
 def test_what_trained_has_learned_at_the_papers_learning_rates(table: dict[str, Any]) -> None:
@@ -171,15 +195,19 @@ def _same(one: Any, other: Any) -> Any:
     return zip(next(one), next(other), strict=True)
 
 
-def test_the_language_model_runs_as_well() -> None:
-    try:
-        sought("tinyshakespeare.txt")
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    row = runs.execute(Run("charlm", "tiny", "HDET w/o warm init", 1e-2, 0))
+def test_the_language_model_runs_on_any_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HDET_DATA", raising=False)
+    assert language() == "helptexts"
+    assert any("help of Python" in caveat for caveat in make("helptexts", "tiny").caveats)
+    row = runs.execute(Run("helptexts", "tiny", "HDET w/o warm init", 1e-2, 0))
     assert "error" not in row
     assert list(row["factors"]) == GROUPS
     assert row["train"] < row["init"] - 0.5
+    assert "auc" not in row
+    (tmp_path / "tinyshakespeare.txt").write_text("To be, or not to be. ")
+    monkeypatch.setenv("HDET_DATA", str(tmp_path))
+    assert language() == "charlm"
 
 
 def test_warm_runs_of_a_seed_start_from_one_checkpoint_whoever_made_it(

@@ -136,6 +136,8 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([rates(end=0.2)], HOLDS),
         ([rates(end=0.2), rates(task="kuairand")], PARTLY),
         ([rates(end=0.05)], NOT_HERE),
+        ([rates(end=0.6)], NOT_HERE),
+        ([rates(decay="schedule")], UNTESTED),
         ([no_rates()], UNTESTED),
     ],
     judges.paper.costs_a_thousandth: [
