@@ -1,0 +1,102 @@
+"""What the paper's claims are measured on: a real feed, a synthetic one, text, and handwritten digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from benchmarks.paper.fleet import Course, Run, train
+from benchmarks.reproduce.runs import PRETRAINING_LR
+from benchmarks.reproduce.tasks import Task, make
+from benchmarks.workloads import digits, newsfeed
+from benchmarks.workloads.base import Batch, Workload, data_file, generator, shuffled
+
+__all__ = ["COURSES", "course"]
+
+#: Of the digits: what one step reads, which sixteen replicas can share.
+_DIGITS_BATCH = 64
+
+
+def _of_feed(task: Task, name: str) -> Course:
+    return replace(_of_task(task, name), groups=newsfeed.parameter_groups, outputs=newsfeed.outputs)
+
+
+def _of_task(task: Task, name: str) -> Course:
+    workload = task.workload
+    found = Course(
+        name=name,
+        steps=workload.steps,
+        build=workload.build,
+        loss=workload.loss,
+        batches=workload.batches,
+        probe=workload.probe,
+        held_out=workload.held_out,
+        blind=task.blind_loss,
+        groups=newsfeed.parameter_groups,
+    )
+
+    @cache
+    def checkpoint(seed: int) -> Mapping[str, Tensor]:
+        """A plain run on samples of its own, as in ``reproduce``."""
+        before = replace(found, batches=task.pretraining, steps=task.pretraining_steps)
+        weights = train(before, [Run(PRETRAINING_LR, seed, replicas=1)]).weights
+        return {name: rows[0] for name, rows in weights.items()}
+
+    return replace(found, checkpoint=checkpoint)
+
+
+def _of_digits(workload: Workload, name: str, optimizer: str) -> Course:
+    return Course(
+        name=name,
+        steps=workload.steps,
+        build=workload.build,
+        loss=workload.loss,
+        batches=workload.batches,
+        probe=workload.probe,
+        held_out=workload.held_out,
+        blind=math.log(10),
+        optimizer="adam" if optimizer == "adam" else "sgd",
+    )
+
+
+def _few_digits(device: str) -> Workload:
+    """150 images, a fifth of them mislabelled, in batches that sixteen replicas can share."""
+    workload = digits.make_noisy(device)
+    every = (
+        torch.cat([images for images, _ in _one_pass(workload)]),
+        torch.cat([labels for _, labels in _one_pass(workload)]),
+    )
+
+    def batches(seed: int) -> Iterator[Batch]:
+        return shuffled(every, _DIGITS_BATCH, generator(seed, "paper digits"))
+
+    return replace(workload, batches=batches)
+
+
+def _one_pass(workload: Workload) -> list[Batch]:
+    stream = workload.batches(0)
+    return [next(stream) for _ in range(4)]
+
+
+COURSES = ("kuairand", "feed", "charlm", "digits", "few digits")
+
+
+@cache
+def course(name: str, device: str, optimizer: str = "adam", scale: str = "gpu") -> Course:
+    """The course by its name; ``optimizer`` is the digits'."""
+    if name == "kuairand":
+        return _of_feed(make("kuairand", scale, device, data_file("kuairand_feed.tsv")), name)
+    if name == "feed":
+        return _of_feed(make("feed", scale, device), name)
+    if name == "charlm":
+        return _of_task(make("charlm", scale, device), name)
+    if name == "digits":
+        return _of_digits(digits.make_mlp("cpu", device), name, optimizer)
+    if name == "few digits":
+        return _of_digits(_few_digits(device), name, optimizer)
+    raise ValueError(f"course must be one of {', '.join(map(repr, COURSES))}, got {name!r}")
