@@ -74,6 +74,8 @@ class Facts:
     """What a history records of a run; NaN, None and empty where it does not."""
 
     rates: list[float] = field(default_factory=list)
+    #: Whether ``rates`` are factors on the user's own schedule.
+    of_schedule: bool = False
     others: dict[str, float] = field(default_factory=dict)
     first_loss: float = math.nan
     last_loss: float = math.nan
@@ -129,8 +131,9 @@ def _take_values(facts: Facts, line: Record) -> None:
         name, value = str(seen.get("name")), as_float(seen.get("base_after"))
         if name.split("/")[0] != "lr":
             facts.others[name] = value
-        elif horizon and plain.get(name):
+        elif plain.get(name):
             rates.append(value / plain[name])  # what the schedule is multiplied by
+            facts.of_schedule = not horizon
         elif not (decays and facts.rates):
             rates.append(value)
     facts.rates = rates or facts.rates
@@ -171,8 +174,9 @@ def _found(facts: Facts) -> str:
     rates = [rate for rate in facts.rates if math.isfinite(rate)]
     named = [f"{name.replace('_', ' ')} {number(value, 2)}" for name, value in facts.others.items()]
     if rates:
-        low, high = number(min(rates), 2), number(max(rates), 2)
+        low, high = (number(rate, 3 if facts.of_schedule else 2) for rate in (min(rates), max(rates)))
         named.insert(0, f"a learning rate of {low}" if low == high else f"learning rates of {low} to {high}")
+        named[0] += " times the schedule's" if facts.of_schedule else ""
         likely = (facts.kept or {}).get("rates") or [None, None]
         if math.isfinite(as_float(likely[0])):
             named[0] += f" (the best is probably between {number(likely[0], 1)} and {number(likely[1], 1)})"

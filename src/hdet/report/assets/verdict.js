@@ -4,6 +4,7 @@
 function factsOf(lines) {
   const facts = {
     rates: [],
+    ofSchedule: false,
     others: new Map(),
     firstLoss: NaN,
     lastLoss: NaN,
@@ -56,8 +57,10 @@ function takeValues(facts, line) {
   const rates = [];
   for (const seen of listOf(line.hyperparameters)) {
     if (!isRate(seen.name)) facts.others.set(String(seen.name), orNaN(seen.base_after));
-    else if (horizon.length && plain[seen.name]) rates.push(orNaN(seen.base_after) / plain[seen.name]);
-    else if (!(down && facts.rates.length)) rates.push(orNaN(seen.base_after));
+    else if (plain[seen.name]) {
+      rates.push(orNaN(seen.base_after) / plain[seen.name]);
+      facts.ofSchedule = !horizon.length;
+    } else if (!(down && facts.rates.length)) rates.push(orNaN(seen.base_after));
   }
   if (rates.length) facts.rates = rates;
 }
@@ -95,8 +98,9 @@ function sentence(facts) {
 function ratesText(facts) {
   const rates = facts.rates.filter(Number.isFinite);
   if (!rates.length) return "";
-  const [low, high] = [number(Math.min(...rates), 2), number(Math.max(...rates), 2)];
-  return low === high ? low : `${low} to ${high}`;
+  const digits = facts.ofSchedule ? 3 : 2;
+  const [low, high] = [number(Math.min(...rates), digits), number(Math.max(...rates), digits)];
+  return `${low === high ? low : `${low} to ${high}`}${facts.ofSchedule ? " times the schedule's" : ""}`;
 }
 
 function foundText(facts) {
