@@ -45,13 +45,18 @@ def test_replicas_fan_out_around_the_base_and_come_together_at_every_sync() -> N
     *replicas, base = chart["data"]
     assert [trace["name"] for trace in chart["data"]] == [*(f"replica {r}" for r in range(4)), "base rate"]
     syncs = [line for line in history if "kind" not in line]
+    rates = [line["hyperparameters"][0] for line in syncs]
     for r, trace in enumerate(replicas):
-        rates = [line["hyperparameters"][0] for line in syncs]
-        assert trace["x"] == [0, 0, 10, 10, 10, 10, 20, 20, 20, 20, 30, 30]
-        assert trace["y"][2::4] == pytest.approx([rate["values"][r] for rate in rates])
-        assert trace["y"][3::4] == [rate["base_after"] for rate in rates]
-        assert trace["y"][4::4] == trace["y"][3:-1:4], "a round begins where the last one ended"
-    assert base["y"][-1] == replicas[0]["y"][-1]
+        assert trace["x"] == [0, 1, 9, 10, 10, 11, 19, 20, 20, 21, 29, 30]
+        assert trace["y"][3::4] == pytest.approx([rate["base_before"] for rate in rates])
+        assert trace["y"][4::4] == pytest.approx([rate["base_after"] for rate in rates[:-1]])
+        begins, ends = trace["y"][::4], trace["y"][3::4]
+        between = [0.1 * begin + 0.9 * end for begin, end in zip(begins, ends, strict=True)]
+        ratios = [rate["values"][r] / rate["base_before"] for rate in rates]
+        assert trace["y"][2::4] == pytest.approx(
+            [b * ratio for b, ratio in zip(between, ratios, strict=True)]
+        )
+    assert base["y"][-1] == rates[-1]["base_after"]
     assert [shape["x0"] for shape in chart["layout"]["shapes"]] == [10, 20, 30]
     assert "type" not in chart["layout"]["yaxis"], "on a logarithmic axis a ninth is not seen"
 
@@ -60,6 +65,7 @@ def test_replicas_fan_out_around_the_base_and_come_together_at_every_sync() -> N
 def test_over_the_base_rate_every_round_has_all_levels() -> None:
     chart = drawn("fanRatioChart", fanned_out(rounds=20))
     levels = [trace["y"][2::4] for trace in chart["data"]]
+    assert levels == [trace["y"][1::4] for trace in chart["data"]]
     for of_round in zip(*levels, strict=True):
         assert sorted(of_round) == pytest.approx([8 / 9, 26 / 27, 28 / 27, 10 / 9])
     assert len(set(levels[0])) == 4, "reassigned"

@@ -39,17 +39,19 @@ function fanChart(scene, unit, overBase) {
   return { data: traces, layout };
 }
 
-/** A replica leaves the base when a round begins, and is back at the sync. */
+/** From the base to its own rate and back: lines that meet show where the replicas are averaged. */
 function fanOf(syncs, name, r, overBase) {
   const points = { x: [], y: [] };
   let [step, base] = [0, NaN];
   for (const sync of syncs) {
     const seen = valueOf(sync, name);
     const ratio = orNaN(listOf(seen.values)[r]) / orNaN(seen.base_before);
-    const at = (x, rate, factor) => push(points, x, orNull((overBase ? 1 : rate) * factor));
     if (sync.step <= step) push(points, (step = sync.step), null);
-    for (const factor of [1, ratio]) at(step, finite(base) ? base : seen.base_before, factor);
-    for (const [rate, factor] of [[seen.base_before, ratio], [seen.base_after, 1]]) at(sync.step, rate, factor);
+    const from = finite(base) ? base : seen.base_before;
+    for (const [part, factor] of [[0, 1], [0.1, ratio], [0.9, ratio], [1, 1]]) {
+      const rate = overBase ? 1 : from + part * (seen.base_before - from);
+      push(points, step + part * (sync.step - step), orNull(rate * factor));
+    }
     [step, base] = [sync.step, seen.base_after];
   }
   return points;
