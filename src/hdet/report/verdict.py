@@ -80,6 +80,8 @@ class Facts:
     first_loss: float = math.nan
     last_loss: float = math.nan
     best_loss: float = math.nan
+    #: Whether there is no held-out loss, so that these are training losses.
+    training: bool = False
     best_step: int | None = None
     kept: Record | None = None
     rollbacks: int = 0
@@ -144,7 +146,8 @@ def _take_losses(facts: Facts, line: Record, not_recovered: list[float]) -> None
     if horizon:
         previous = as_float(horizon[0].get("loss_previous"))
     else:
-        mean = previous = mean_of(line.get("losses")) if math.isnan(mean) else mean
+        facts.training = math.isnan(mean)
+        mean = previous = mean_of(line.get("losses")) if facts.training else mean
     if math.isnan(facts.first_loss):
         facts.first_loss = mean if math.isnan(previous) else previous
     for loss in [loss for loss in not_recovered if mean <= loss]:
@@ -186,7 +189,8 @@ def _found(facts: Facts) -> str:
 def _loss(facts: Facts) -> str:
     if not math.isfinite(facts.last_loss):
         return "no loss was finite"
-    text = f"the loss went from {number(facts.first_loss)} to {number(facts.last_loss)}"
+    name = "the training loss" if facts.training else "the loss"
+    text = f"{name} went from {number(facts.first_loss)} to {number(facts.last_loss)}"
     kept = facts.kept or {}
     if math.isfinite(as_float(kept.get("estimate"))):
         text += f"; kept the {kept.get('kind')} of step {kept.get('step') or 0:,}, "

@@ -11,7 +11,7 @@ import pytest
 
 from hdet.report.page import _SCRIPTS, _asset
 from hdet.report.verdict import facts_of, sentence
-from tests.browser.histories import fanned_out, nothing_finite, opening, whole
+from tests.browser.histories import fanned_out, nothing_finite, opening, sync, whole
 
 #: All but the page itself, which needs a browser.
 SCRIPTS = _SCRIPTS[: _SCRIPTS.index("page")]
@@ -33,7 +33,10 @@ def drawn(chart: str, *histories: list[dict[str, Any]]) -> Any:
 
 
 @needs_node
-@pytest.mark.parametrize("history", [whole(), nothing_finite(), fanned_out(), [opening()]])
+@pytest.mark.parametrize(
+    "history",
+    [whole(), nothing_finite(), fanned_out(), [sync(0, horizon=[], held_out_mean=None)], [opening()]],
+)
 def test_the_page_says_what_python_says(history: list[dict[str, Any]]) -> None:
     assert drawn("(({ focus }) => sentence(focus.facts))", history) == sentence(facts_of(history))
 

@@ -9,6 +9,7 @@ function factsOf(lines) {
     firstLoss: NaN,
     lastLoss: NaN,
     bestLoss: NaN,
+    training: false,
     bestStep: null,
     kept: null,
     rollbacks: 0,
@@ -71,7 +72,8 @@ function takeLosses(facts, line, open) {
   if (horizon.length) [mean, previous] = [orNaN(horizon[0].loss_mean), orNaN(horizon[0].loss_previous)];
   else {
     mean = previous = orNaN(line.held_out_mean);
-    if (Number.isNaN(mean)) mean = previous = meanOf(listOf(line.losses));
+    facts.training = Number.isNaN(mean);
+    if (facts.training) mean = previous = meanOf(listOf(line.losses));
   }
   if (Number.isNaN(facts.firstLoss)) facts.firstLoss = Number.isNaN(previous) ? mean : previous;
   for (const before of open.filter((loss) => mean <= loss)) {
@@ -118,7 +120,7 @@ function foundText(facts) {
 
 function lossText(facts) {
   if (!Number.isFinite(facts.lastLoss)) return "no loss was finite";
-  const text = `the loss went from ${number(facts.firstLoss)} to ${number(facts.lastLoss)}`;
+  const text = `the ${facts.training ? "training " : ""}loss went from ${number(facts.firstLoss)} to ${number(facts.lastLoss)}`;
   const kept = facts.kept || {};
   if (finite(kept.estimate)) {
     const estimate = `${number(kept.estimate)} ± ${number(kept.error, 2)}`;
