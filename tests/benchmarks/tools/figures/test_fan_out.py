@@ -19,6 +19,17 @@ def test_the_picture_is_of_the_data_and_has_no_background() -> None:
     assert digest(result) in text, "run: python -m benchmarks.tools.figures"
     assert "fill: #ffffff" not in text
     assert len(text) < 150_000
+    assert "](fan-out.svg)" in (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_shows_how_this_run_ended() -> None:
+    run = json.loads((ROOT / "docs" / "figures" / "fan-out.json").read_text(encoding="utf-8"))["runs"]["hdet"]
+    (row,) = [
+        line.split()
+        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("HDET, ")
+    ]
+    assert row[-2:] == [str(run["rounds"][-1]["step"]), f"{run['test_loss']:.3f}"]
 
 
 @pytest.mark.slow
