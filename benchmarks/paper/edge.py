@@ -1,4 +1,4 @@
-"""Where training crashes, and how far an arm moves that edge: a logistic curve over the logarithm of the rate."""
+"""Where training crashes, and how far an arm moves that edge: a logistic curve over log rate."""
 
 from __future__ import annotations
 

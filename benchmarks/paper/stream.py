@@ -28,7 +28,7 @@ _STRENGTH = 2.0
 
 
 class StreamModel(nn.Module):
-    """What a user saw and did on average, and the candidate, through two layers to a logit for each answer."""
+    """What a user saw and did, and the candidate, through two layers to a logit for each answer."""
 
     def __init__(self, items: int, width: int) -> None:
         super().__init__()

@@ -102,6 +102,18 @@ def whole() -> list[dict[str, Any]]:
     return [*lines, {"kind": "end", "step": 800}, {"kind": "handed", "weights": kept}]
 
 
+def fanned_out(rounds: int = 40) -> list[dict[str, Any]]:
+    """OneCycleAutoLR on four replicas: rates a ninth around a base, who has which changes."""
+    lines = [opening(caller="OneCycleAutoLR", explored={}, total_steps=10 * rounds)]
+    for i in range(rounds):
+        base = 1e-3 * (1 - math.cos(math.pi * (i + 1) / rounds)) / 2
+        multipliers = [1 + ((r + i) % 4 - 1.5) / 13.5 for r in range(4)]
+        rate = _value("lr/0", [base * rho for rho in multipliers], base, 1.01 * base)
+        rate["multipliers"] = multipliers
+        lines.append(sync(i, hyperparameters=[rate], horizon=[], held_out=[], plain={"lr/0": base}))
+    return lines
+
+
 def nothing_finite() -> list[dict[str, Any]]:
     """Every number a null, as NaN is written."""
 

@@ -55,6 +55,12 @@ def text_of(tab: Tab) -> str:
 
 HISTORIES = {
     "a whole run": (histories.whole, False, ALL_CHARTS),
+    "replicas that fan out": (
+        histories.fanned_out,
+        False,
+        ALL_CHARTS - {"Lag", "Slopes", "weight decay"}
+        | {"Replicas' learning rates", "Replicas' rates over the base"},
+    ),
     "not a number": (histories.nothing_finite, False, ALL_CHARTS),
     "one record": (lambda: [histories.sync(0)], False, ALL_CHARTS),
     "an opening alone": (lambda: [histories.opening()], False, set()),

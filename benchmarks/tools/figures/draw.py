@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-__all__ = ["FIGURES", "digest", "draw"]
+__all__ = ["FIGURES", "digest", "draw", "write"]
 
 Run = Mapping[str, Any]
 Window = Mapping[str, Any]
@@ -52,11 +52,18 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the figures of AutoLR's decisions; the paths."""
+    return write(FIGURES, result, folder)
+
+
+def write(
+    figures: Mapping[str, Callable[[Mapping[str, Run]], Figure]], result: Mapping[str, Any], folder: Path
+) -> list[Path]:
     """Write every figure; the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     with _styled():
-        for name, make in FIGURES.items():
+        for name, make in figures.items():
             paths.append(folder / f"{name}.svg")
             paths[-1].write_bytes(_saved(make(result["runs"]), digest(result)))
     return paths

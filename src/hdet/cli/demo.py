@@ -1,5 +1,5 @@
-"""``hdet demo``: a language model with no learning rate given, replicas that find the rest, and the published
-method."""
+"""``hdet demo``: a language model with no learning rate given; then HDET as published and AutoTune on four
+replicas."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def demo(
     steps: Annotated[int, typer.Option(min=40, help="Steps of each run of the language model.")] = 400,
     replica_steps: Annotated[
         int, typer.Option(min=40, help="Most steps of each run of four replicas; AutoTune may stop earlier.")
-    ] = 1000,
+    ] = 600,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
     output: Annotated[
         Path,
         typer.Option(file_okay=False, help="Folder of the histories and the report; replaces older ones."),
     ] = Path("runs/demo"),
 ) -> None:
-    """Train with a bad rate, with the tuned one and with none; then with four replicas; then as published."""
+    """Train with a bad rate, the tuned one and none; then four replicas: HDET as published, and AutoTune."""
     from hdet.cli.demo_runs import demo as show
 
     again = f"`hdet report {output}` shows what was trained so far; the same command starts again"

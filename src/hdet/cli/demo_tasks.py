@@ -150,9 +150,9 @@ def help_texts() -> Task:
     )
 
 
-def digits(images: int, *, mislabelled: float, batch: int) -> Task:
-    """8×8 digits and an MLP: 449 to test with, 256 for the probe, ``images`` to train on. A share of all
-    labels is drawn at random."""
+def digits() -> Task:
+    """8×8 digits and an MLP: 449 to test with, 256 for the probe, 150 to train on. A fifth of all labels is
+    drawn at random."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
@@ -162,9 +162,9 @@ def digits(images: int, *, mislabelled: float, batch: int) -> Task:
     x, y = torch.from_numpy(raw.data).float()[order] / 16, torch.from_numpy(raw.target).long()[order]
     for labels in (y[449:], y[:449]):
         others = torch.randint(10, labels.shape, generator=draw)
-        wrong = torch.rand(labels.shape, generator=draw) < mislabelled
+        wrong = torch.rand(labels.shape, generator=draw) < 0.2
         labels[wrong] = others[wrong]
-    test, probe, train = ((x[a:b], y[a:b]) for a, b in ((0, 449), (449, 705), (705, 705 + images)))
+    test, probe, train = ((x[a:b], y[a:b]) for a, b in ((0, 449), (449, 705), (705, 855)))
 
     def mlp() -> nn.Module:
         hidden = (nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
@@ -172,7 +172,7 @@ def digits(images: int, *, mislabelled: float, batch: int) -> Task:
 
     return Task(
         mlp,
-        lambda seed: _shuffled(train, batch, _generator(seed, "digits batches")),
+        lambda seed: _shuffled(train, 32, _generator(seed, "digits batches")),
         lambda seed: _shuffled(probe, 128, _generator(seed, "digits probe")),
         test,
     )

@@ -74,10 +74,14 @@ class Facts:
     """What a history records of a run; NaN, None and empty where it does not."""
 
     rates: list[float] = field(default_factory=list)
+    #: Whether ``rates`` are factors on the user's own schedule.
+    of_schedule: bool = False
     others: dict[str, float] = field(default_factory=dict)
     first_loss: float = math.nan
     last_loss: float = math.nan
     best_loss: float = math.nan
+    #: Whether there is no held-out loss, so that these are training losses.
+    training: bool = False
     best_step: int | None = None
     kept: Record | None = None
     rollbacks: int = 0
@@ -129,8 +133,9 @@ def _take_values(facts: Facts, line: Record) -> None:
         name, value = str(seen.get("name")), as_float(seen.get("base_after"))
         if name.split("/")[0] != "lr":
             facts.others[name] = value
-        elif horizon and plain.get(name):
+        elif plain.get(name):
             rates.append(value / plain[name])  # what the schedule is multiplied by
+            facts.of_schedule = not horizon
         elif not (decays and facts.rates):
             rates.append(value)
     facts.rates = rates or facts.rates
@@ -141,7 +146,8 @@ def _take_losses(facts: Facts, line: Record, not_recovered: list[float]) -> None
     if horizon:
         previous = as_float(horizon[0].get("loss_previous"))
     else:
-        mean = previous = mean_of(line.get("losses")) if math.isnan(mean) else mean
+        facts.training = math.isnan(mean)
+        mean = previous = mean_of(line.get("losses")) if facts.training else mean
     if math.isnan(facts.first_loss):
         facts.first_loss = mean if math.isnan(previous) else previous
     for loss in [loss for loss in not_recovered if mean <= loss]:
@@ -171,8 +177,9 @@ def _found(facts: Facts) -> str:
     rates = [rate for rate in facts.rates if math.isfinite(rate)]
     named = [f"{name.replace('_', ' ')} {number(value, 2)}" for name, value in facts.others.items()]
     if rates:
-        low, high = number(min(rates), 2), number(max(rates), 2)
+        low, high = (number(rate, 3 if facts.of_schedule else 2) for rate in (min(rates), max(rates)))
         named.insert(0, f"a learning rate of {low}" if low == high else f"learning rates of {low} to {high}")
+        named[0] += " times the schedule's" if facts.of_schedule else ""
         likely = (facts.kept or {}).get("rates") or [None, None]
         if math.isfinite(as_float(likely[0])):
             named[0] += f" (the best is probably between {number(likely[0], 1)} and {number(likely[1], 1)})"
@@ -182,7 +189,8 @@ def _found(facts: Facts) -> str:
 def _loss(facts: Facts) -> str:
     if not math.isfinite(facts.last_loss):
         return "no loss was finite"
-    text = f"the loss went from {number(facts.first_loss)} to {number(facts.last_loss)}"
+    name = "the training loss" if facts.training else "the loss"
+    text = f"{name} went from {number(facts.first_loss)} to {number(facts.last_loss)}"
     kept = facts.kept or {}
     if math.isfinite(as_float(kept.get("estimate"))):
         text += f"; kept the {kept.get('kind')} of step {kept.get('step') or 0:,}, "

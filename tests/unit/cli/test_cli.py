@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hdet import Ensemble, __version__, history, replay
 from hdet import save as save_run
 from hdet.cli import app
-from hdet.cli.demo_runs import Outcome, published_sentence
+from hdet.cli.demo_runs import Outcome, replicas_sentence
 from hdet.cli.machine_check import Measured
 from hdet.cli.watch import drawn, sparkline
 from hdet.report.alerts import Alert
@@ -181,7 +181,6 @@ def test_doctor_says_of_a_checkpoint_whether_it_is_whole(tmp_path):
 @pytest.mark.slow
 def test_demo_shows_tables_sentences_and_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr("hdet.cli.demo_runs.REPLICAS", 2)
-    monkeypatch.setattr("hdet.cli.demo_runs.MAX_LRS", (0.01, 0.1))
     (tmp_path / "autolr.jsonl").write_text("not a record\n")
     given = ["--steps", "40", "--replica-steps", "40", "--output", str(tmp_path)]
     result = run(app, ["demo", *given])
@@ -190,32 +189,37 @@ def test_demo_shows_tables_sentences_and_a_report(tmp_path, monkeypatch):
     assert lines[0] == "Python's help texts: rate 0.1, a bad guess", "plain lines where there is no terminal"
     assert all(len(line) <= 80 for line in lines if not line.startswith("The report"))
     rows = [line.split()[0] for line in lines if line.endswith(tuple("0123456789")) and " loss" not in line]
-    assert rows.count("rate") == 3
+    assert rows.count("rate") == 2
     assert rows.count("nothing:") == 2
-    assert rows.count("max_lr") == 4
+    assert rows.count("OneCycleLR,") == rows.count("HDET,") == 1
     assert lines[-1] == f"The report: {tmp_path / 'report.html'}"
-    assert "AutoTune" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    alone, together = (history.read_history(tmp_path / f"{name}.jsonl") for name in ("autolr", "autotune"))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "AutoTune" in page
+    assert "OneCycleAutoLR" in page
+    alone, published, together = (
+        history.read_history(tmp_path / f"{name}.jsonl") for name in ("autolr", "hdet", "autotune")
+    )
     assert (alone[-1].step, len(alone[-1].losses), len(together[-1].losses)) == (40, 1, 2)
+    assert [record.step for record in published] == list(range(1, together[-1].step + 1))
+    for record in published:
+        (rate,) = record.hyperparameters
+        assert sorted(rate.values) == pytest.approx([rate.base_before * rho for rho in (8 / 9, 10 / 9)])
+        assert (rate.base_after != rate.base_before) == (record.step >= together[-1].step // 3), "the vote"
     assert {seen.name for seen in together[-1].hyperparameters} == {"lr/0", "weight_decay"}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=5.0)
     replay(optimizer, tmp_path / "schedule.json")
     assert optimizer.param_groups[0]["lr"] == alone[0].hyperparameters[0].base_before
 
 
-def test_the_sentence_on_the_published_method_follows_the_numbers():
+def test_the_sentence_on_replicas_follows_the_numbers():
     def sentence(*losses):
-        names = ("max_lr 0.01, ", "max_lr 0.1, ", "max_lr 1, ")
-        plain = (1.0, 0.1, 2.0)
-        rows = [(name, loss) for i, name in enumerate(names) for loss in (plain[i], losses[i])]
-        return published_sentence([Outcome(name, "–", 20, loss) for name, loss in rows])
+        return replicas_sentence(*(Outcome("", "–", 20, loss) for loss in losses))
 
-    assert "did not make up for a wrong max_lr: 0.900 from max_lr 0.01 and nan" in sentence(
-        0.9, 0.1, math.nan
-    )
-    assert "AutoLR made up for a wrong max_lr: 0.105 from max_lr 0.01; OneCycleLR" in sentence(
-        0.105, 0.1, 2.0
-    )
+    one = sentence(2.0, 2.1, 1.0)
+    assert one.startswith("HDET ended 5.0% above OneCycleLR's loss from the same max_lr; AutoTune, given ")
+    assert "nothing, 50.0% below it." in one
+    assert "HDET ended 10.0% below" in sentence(2.0, 1.8, 3.0)
+    assert "AutoTune, given nothing, far from it." in sentence(2.0, 1.8, math.nan)
 
 
 def test_ranks_that_take_too_long_end_with_a_plain_error(tmp_path, monkeypatch):

@@ -26,6 +26,20 @@ def test_how_sure_the_rate_is_is_said() -> None:
     assert sentence(facts_of(lines)).startswith("Found a learning rate of 0.0084, weight")
 
 
+def test_a_rate_on_a_schedule_is_told_by_the_schedule() -> None:
+    """At its end OneCycle's own rate is next to nothing: what was found is the factor on it."""
+    told = sentence(
+        facts_of([sync(0, horizon=[], plain={"lr/0": 0.98 * sync(0)["hyperparameters"][0]["base_after"]})])
+    )
+    assert told.startswith("Found a learning rate of 1.02 times the schedule's, weight decay")
+
+
+def test_a_training_loss_is_called_one() -> None:
+    alone = sync(0, horizon=[], held_out=[], held_out_mean=None)
+    assert "; the training loss went from" in sentence(facts_of([alone]))
+    assert "; the loss went from" in sentence(facts_of([sync(0, horizon=[])]))
+
+
 def test_what_is_not_known_is_not_said() -> None:
     assert sentence(facts_of([])) == sentence(facts_of([opening()])) == "Nothing has been measured yet."
     timeless = [{**sync(i), "seconds": None} for i in range(20)]

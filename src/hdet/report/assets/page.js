@@ -5,6 +5,8 @@ const CHARTS = [
   ["search", "Learning rate", rateChart, "Each step is a decision, with its reason on hover. Dashed: the plain schedule at the height found."],
   ["search", "Held-out loss", lossChart, "Dotted lines: where a window ended. What e is above m is noise, which averaging removes."],
   ["search", "Lag", lagChart, "How many windows the noise throws the run back. Dashed: what is tolerated."],
+  ["search", "Replicas' learning rates", fanOutChart, "The replicas fan out around the base rate, and are averaged where the lines meet."],
+  ["search", "Replicas' rates over the base", fanRatioChart, "Who has which rate changes with every sync. The first eight rounds; double-click for all."],
   ["hyperparameters", "Slopes", slopeChart, "What the loss gains along each, pooled over rounds, with its error."],
   ["replicas", "Replicas' losses", replicaLossChart, "Each replica's loss, less the mean of all."],
   ["replicas", "Levels", levelChart, "Who explored what: below the base, at it, above it."],

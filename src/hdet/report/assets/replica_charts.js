@@ -3,6 +3,62 @@
 
 const replicasOf = (run) => Math.max(0, ...run.syncs.map((s) => listOf(s.distance_measured).length));
 
+// ---------------------------------------------------------------------- the fan-out
+
+/** So many rounds are shown at first where single ones are to be seen. */
+const ROUNDS_SHOWN = 8;
+
+function fanOutChart(scene) {
+  return fanChart(scene, "learning rate", false);
+}
+
+function fanRatioChart(scene) {
+  const chart = fanChart(scene, "rate over the base rate", true);
+  if (!chart) return null;
+  const { x } = chart.data[0]; // four points a round
+  chart.layout.xaxis.range = [0, x[Math.min(4 * ROUNDS_SHOWN, x.length) - 1]];
+  return chart;
+}
+
+/** Each replica's learning rate, of the run in focus, or of the first whose replicas differ in it. */
+function fanChart(scene, unit, overBase) {
+  const differs = (run, name) => run.syncs.some((s) => new Set(listOf(valueOf(s, name).values)).size > 1);
+  const found = [scene.focus, ...scene.runs].flatMap((run) =>
+    namesOf(run, isRate).filter((name) => differs(run, name)).map((name) => [run, name]),
+  );
+  if (!found.length) return null;
+  const [[run, name]] = found;
+  const own = new Scene([run], run, scene.theme);
+  const look = { line: { width: 1.2 }, hovertemplate: "step %{x}: %{y:.4g}" };
+  const traces = [];
+  for (let r = 0; r < Math.min(replicasOf(run), MOST_REPLICAS); r++)
+    traces.push(own.trace(run, r, `replica ${r}`, fanOf(run.syncs, name, r, overBase), look));
+  const ink = { line: { color: scene.theme.ink }, hoverinfo: "skip" };
+  if (!overBase) traces.push(own.trace(run, 0, "base rate", usedRates(run.syncs, name), ink));
+  const layout = own.layout(plainText(scene.several ? `${run.name}: ${unit}` : unit), { shapes: windowsOf(own) });
+  return { data: traces, layout };
+}
+
+/** From the base to its own rate and back: lines that meet show where the replicas are averaged. */
+function fanOf(syncs, name, r, overBase) {
+  const points = { x: [], y: [] };
+  let [step, base] = [0, NaN];
+  for (const sync of syncs) {
+    const seen = valueOf(sync, name);
+    const ratio = orNaN(listOf(seen.values)[r]) / orNaN(seen.base_before);
+    if (sync.step <= step) push(points, (step = sync.step), null);
+    const from = finite(base) ? base : seen.base_before;
+    for (const [part, factor] of [[0, 1], [0.1, ratio], [0.9, ratio], [1, 1]]) {
+      const rate = overBase ? 1 : from + part * (seen.base_before - from);
+      push(points, step + part * (sync.step - step), orNull(rate * factor));
+    }
+    [step, base] = [sync.step, seen.base_after];
+  }
+  return points;
+}
+
+// ---------------------------------------------------------------------- how they differed
+
 function replicaLossChart(scene) {
   const run = scene.focus;
   const size = replicasOf(run);

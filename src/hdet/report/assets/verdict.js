@@ -4,10 +4,12 @@
 function factsOf(lines) {
   const facts = {
     rates: [],
+    ofSchedule: false,
     others: new Map(),
     firstLoss: NaN,
     lastLoss: NaN,
     bestLoss: NaN,
+    training: false,
     bestStep: null,
     kept: null,
     rollbacks: 0,
@@ -56,8 +58,10 @@ function takeValues(facts, line) {
   const rates = [];
   for (const seen of listOf(line.hyperparameters)) {
     if (!isRate(seen.name)) facts.others.set(String(seen.name), orNaN(seen.base_after));
-    else if (horizon.length && plain[seen.name]) rates.push(orNaN(seen.base_after) / plain[seen.name]);
-    else if (!(down && facts.rates.length)) rates.push(orNaN(seen.base_after));
+    else if (plain[seen.name]) {
+      rates.push(orNaN(seen.base_after) / plain[seen.name]);
+      facts.ofSchedule = !horizon.length;
+    } else if (!(down && facts.rates.length)) rates.push(orNaN(seen.base_after));
   }
   if (rates.length) facts.rates = rates;
 }
@@ -68,7 +72,8 @@ function takeLosses(facts, line, open) {
   if (horizon.length) [mean, previous] = [orNaN(horizon[0].loss_mean), orNaN(horizon[0].loss_previous)];
   else {
     mean = previous = orNaN(line.held_out_mean);
-    if (Number.isNaN(mean)) mean = previous = meanOf(listOf(line.losses));
+    facts.training = Number.isNaN(mean);
+    if (facts.training) mean = previous = meanOf(listOf(line.losses));
   }
   if (Number.isNaN(facts.firstLoss)) facts.firstLoss = Number.isNaN(previous) ? mean : previous;
   for (const before of open.filter((loss) => mean <= loss)) {
@@ -95,8 +100,9 @@ function sentence(facts) {
 function ratesText(facts) {
   const rates = facts.rates.filter(Number.isFinite);
   if (!rates.length) return "";
-  const [low, high] = [number(Math.min(...rates), 2), number(Math.max(...rates), 2)];
-  return low === high ? low : `${low} to ${high}`;
+  const digits = facts.ofSchedule ? 3 : 2;
+  const [low, high] = [number(Math.min(...rates), digits), number(Math.max(...rates), digits)];
+  return `${low === high ? low : `${low} to ${high}`}${facts.ofSchedule ? " times the schedule's" : ""}`;
 }
 
 function foundText(facts) {
@@ -114,7 +120,7 @@ function foundText(facts) {
 
 function lossText(facts) {
   if (!Number.isFinite(facts.lastLoss)) return "no loss was finite";
-  const text = `the loss went from ${number(facts.firstLoss)} to ${number(facts.lastLoss)}`;
+  const text = `the ${facts.training ? "training " : ""}loss went from ${number(facts.firstLoss)} to ${number(facts.lastLoss)}`;
   const kept = facts.kept || {};
   if (finite(kept.estimate)) {
     const estimate = `${number(kept.estimate)} ± ${number(kept.error, 2)}`;
