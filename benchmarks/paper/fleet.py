@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -93,14 +94,13 @@ class Trained:
 def train(
     course: Course, runs: Sequence[Run], *, windows: int = 0, rows_at_once: int | None = None
 ) -> Trained:
-    """Train all runs, which have N and T in common.
+    """Train all runs, which have N in common.
 
     Args:
         windows: into so many the run is cut for the best window mean; 0 leaves that out.
         rows_at_once: of the R·N rows, to bound the memory of activations.
     """
     (replicas,) = {run.replicas for run in runs}
-    (every,) = {run.sync_every for run in runs}
     fleet = _Fleet(course, runs, replicas)
     batches = _batches(course, runs, replicas)
     compute = vmap(grad_and_value(partial(_loss, fleet.model, course.loss)), chunk_size=rows_at_once)
@@ -108,14 +108,16 @@ def train(
     means = _WindowMeans(course, runs, windows, fleet) if windows else None
     losses = torch.empty(course.steps, len(runs), device=fleet.device)
     for step in range(course.steps):
-        gradients, loss = compute(fleet.rows(), next(batches))
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for a mask that all rows share
+            gradients, loss = compute(fleet.rows(), next(batches))
         loss = loss.view(len(runs), replicas)
         fleet.step(gradients, control.rates(step), control.multipliers, _beta1(step, course.steps))
         losses[step] = loss.mean(1)
         control.losses += loss
-        if (step + 1) % every == 0 or step + 1 == course.steps:
-            fleet.converge()
-            control.sync(step + 1)
+        due = [(step + 1) % run.sync_every == 0 or step + 1 == course.steps for run in runs]
+        if any(due):
+            fleet.converge(due)
+            control.sync(step + 1, due)
         if means is not None:
             means.take(step + 1)
     rates = control.rates(course.steps - 1) / control.peaks[:, None]
@@ -144,7 +146,7 @@ def mean_losses(course: Course, weights: Mapping[str, Tensor], batches: Sequence
     """The loss of each run's weights over all samples of the batches."""
     model, total, count = course.build(0), None, 0
     for batch in batches:
-        with torch.no_grad():
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             found = vmap(partial(_loss, model, course.loss), in_dims=(0, None), chunk_size=64)(weights, batch)
         total = found.double() * len(batch[0]) + (0 if total is None else total)
         count += len(batch[0])
@@ -224,7 +226,7 @@ class _Fleet:
             of_replicas = gradients[name].view(*self._size, *rows.shape[2:])
             gradient = of_replicas.mean(1, dtype=self._first[name].dtype)
             update = self._direction(name, gradient, beta1)
-            rows.sub_(_like(own[:, self._group[name]], rows).to(update.dtype) * update[:, None])
+            rows.addcmul_(_like(own[:, self._group[name]], rows).to(update.dtype), update[:, None], value=-1)
 
     def _direction(self, name: str, gradient: Tensor, beta1: float) -> Tensor:
         first = self._first[name]
@@ -242,10 +244,11 @@ class _Fleet:
         """Of the replicas of each run."""
         return {name: rows.mean(1) for name, rows in self.weights.items()}
 
-    def converge(self) -> None:
-        """Eq. 3."""
+    def converge(self, due: Sequence[bool]) -> None:
+        """Eq. 3, for the runs whose round is over."""
+        chosen = slice(None) if all(due) else torch.tensor(due, device=self.device).nonzero()[:, 0]
         for rows in self.weights.values():
-            rows.copy_(rows.mean(1, keepdim=True).expand_as(rows))
+            rows[chosen] = rows[chosen].mean(1, keepdim=True).expand_as(rows[chosen])
 
 
 class _Control:
@@ -254,10 +257,9 @@ class _Control:
     def __init__(self, course: Course, runs: Sequence[Run], replicas: int, device: torch.device) -> None:
         self._course, self._runs, self._replicas = course, runs, replicas
         groups = course.groups(course.build(0)) if course.groups else {"all": []}
-        self._names = [f"lr/{i}" for i in range(len(groups))]
+        self._names = tuple(f"lr/{i}" for i in range(len(groups)))
         wide = partial(torch.tensor, device=device, dtype=torch.float64)
         self.peaks = wide([run.lr for run in runs])
-        self._spread = wide([run.spread for run in runs])[:, None, None]
         self._step_size = wide([run.step_size for run in runs])[:, None]
         self._sigma = wide([math.inf if run.sigma is None else run.sigma for run in runs])[:, None]
         self._acts = torch.tensor([run.sigma is not None for run in runs], device=device)[:, None]
@@ -270,29 +272,32 @@ class _Control:
         self._held = torch.zeros(len(runs), 1, device=device, dtype=torch.float64)
         self._factor = torch.ones(len(runs), len(groups), device=device, dtype=torch.float64)
         self._velocity = torch.zeros_like(self._factor)
-        self._round = 0
+        self._rounds = [0] * len(runs)
         self.losses = torch.zeros(len(runs), replicas, device=device)
-        self._count_from = 0
-        self.multipliers = self._dealt(0)
+        self._since = torch.zeros(len(runs), 1, device=device, dtype=torch.float64)
+        self.multipliers = torch.stack([self._dealt(place, 0) for place in range(len(runs))])
 
     def rates(self, step: int) -> Tensor:
         """The base rate of every run and group in a step, from 0."""
         curve = self._curves[:, step, None]
         return torch.where(self._held > 0, self._held, curve) * self._factor
 
-    def sync(self, step: int) -> None:
-        """After so many steps: vote, and deal the multipliers of the next round."""
+    def sync(self, step: int, due: Sequence[bool]) -> None:
+        """After so many steps, for the runs whose round is over: vote, and deal the next multipliers."""
+        here = torch.tensor(due, device=self.losses.device)[:, None]
         if step >= self._course.control_from:
-            self._held = torch.where(
-                self._holds & (self._held == 0), self._curves[:, step - 1, None], self._held
-            )
-            self._vote(self.losses.double() / (step - self._count_from))
-        self.losses.zero_()
-        self._count_from = step
-        self._round += 1
-        self.multipliers = self._dealt(step)
+            first = here & self._holds & (self._held == 0)
+            self._held = torch.where(first, self._curves[:, step - 1, None], self._held)
+            self._vote(self.losses.double() / (step - self._since), here)
+        self.losses.masked_fill_(here, 0.0)
+        self._since.masked_fill_(here, float(step))
+        places = [place for place, over in enumerate(due) if over]
+        for place in places:
+            self._rounds[place] += 1
+        dealt = torch.stack([self._dealt(place, step) for place in places])
+        self.multipliers[torch.tensor(places, device=dealt.device)] = dealt
 
-    def _vote(self, losses: Tensor) -> None:
+    def _vote(self, losses: Tensor, due: Tensor) -> None:
         finite = losses.isfinite()
         gaps = losses - losses.masked_fill(~finite, math.inf).amin(1, keepdim=True)
         weights = (-gaps / self._sigma).exp().masked_fill(~finite, 0.0)
@@ -304,20 +309,18 @@ class _Control:
         decayed = self._factor * (1 - self._gamma)
         velocity = MOMENTUM * self._velocity + (1 - MOMENTUM) * delta
         moved = torch.maximum(decayed + self._step_size * velocity, decayed * self.multipliers.amin(2))
-        tells = self._acts & (finite.sum(1, keepdim=True) > 1)
+        acts = self._acts & due
+        tells = acts & (finite.sum(1, keepdim=True) > 1)
         self._velocity = torch.where(tells, velocity, self._velocity)
-        self._factor = torch.where(tells, moved, torch.where(self._acts, decayed, self._factor))
+        self._factor = torch.where(tells, moved, torch.where(acts, decayed, self._factor))
 
-    def _dealt(self, step: int) -> Tensor:
-        """ρ = 1 + α·z for every run, group and replica; Eq. 9 where the run reassigns."""
-        ladders = []
-        for run in self._runs:
-            late = run.sigma is not None and step >= self._course.control_from
-            deals = run.reassign == "always" or (run.reassign == "from S_w" and late)
-            dealt = _levels(self._replicas, tuple(self._names), run.seed, self._round if deals else 0)
-            ladders.append(dealt if run.spread else [[0.0] * self._replicas] * len(self._names))
-        ladder = torch.tensor(ladders, device=self.peaks.device, dtype=torch.float64)
-        return 1 + self._spread * ladder
+    def _dealt(self, place: int, step: int) -> Tensor:
+        """ρ = 1 + α·z for every group and replica of a run; Eq. 9 where it reassigns."""
+        run = self._runs[place]
+        late = run.sigma is not None and step >= self._course.control_from
+        deals = run.reassign == "always" or (run.reassign == "from S_w" and late)
+        round = self._rounds[place] if deals and run.spread else 0
+        return 1 + run.spread * _levels(self._replicas, self._names, run.seed, round, self.losses.device)
 
 
 class _WindowMeans:
@@ -362,10 +365,10 @@ def _gamma(course: Course, run: Run) -> float:
 
 
 @cache
-def _levels(replicas: int, names: tuple[str, ...], seed: int, round: int) -> list[tuple[float, ...]]:
-    if round == 0:
-        return [levels(replicas) for _ in names]
-    return permuted(replicas, names, seed=seed, round=round)
+def _levels(replicas: int, names: tuple[str, ...], seed: int, round: int, device: torch.device) -> Tensor:
+    ladders = [levels(replicas) for _ in names]
+    dealt = permuted(replicas, names, seed=seed, round=round) if round else ladders
+    return torch.tensor(dealt, device=device, dtype=torch.float64)
 
 
 @cache

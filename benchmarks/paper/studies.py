@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.metrics import auc, normalised_entropy
 from benchmarks.paper import stream
@@ -22,10 +24,9 @@ from benchmarks.paper.courses import course
 from benchmarks.paper.edge import crashed, edge_shift, half_crashed
 from benchmarks.paper.fleet import Course, Run, mean_losses, train
 
-__all__ = ["STUDIES", "against", "averaging", "edge", "eight", "large", "parts"]
+__all__ = ["STUDIES", "Cell", "Study", "against"]
 
 Cell = dict[str, Any]
-Say = Callable[[str], None]
 #: α and σ of the paper, and σ of its code.
 SPREAD, SIGMA, CODE_SIGMA = 1 / 9, 0.1, 0.002
 _LAST = 0.05
@@ -35,13 +36,13 @@ _SAMPLES_AT_ONCE = 1 << 16
 
 
 def run_all(of: Course, runs: Sequence[Run], *, windows: int = 0) -> list[dict[str, float]]:
-    """What came of each run, in their order; those with N, T and a start in common train together."""
+    """What came of each run, in their order; those with N in common train together."""
     found: dict[Run, dict[str, float]] = {}
-    kinds: dict[tuple[int, int, bool], list[Run]] = {}
+    kinds: dict[int, list[Run]] = {}
     for run in dict.fromkeys(runs):
-        kinds.setdefault((run.replicas, run.sync_every, run.warm), []).append(run)
+        kinds.setdefault(run.replicas, []).append(run)
     rows = len(next(of.batches(0))[0])
-    for (replicas, _, _), some in kinds.items():
+    for replicas, some in kinds.items():
         at_once = max(1, _SAMPLES_AT_ONCE // max(1, rows // replicas))
         trained = train(of, some, windows=windows, rows_at_once=at_once)
         last = max(1, round(_LAST * of.steps))
@@ -72,24 +73,24 @@ def _answers(of: Course, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             answer: Tensor = functional_call(model, these, tuple(seen))
             return answer
 
-        with torch.no_grad():
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             logits.append(vmap(forward, chunk_size=64)(dict(weights)).cpu())
         targets.append(target.cpu())
     scores, labels = torch.cat(logits, 1), torch.cat(targets)
     return {"auc": auc(scores, labels).mean(-1), "ne": normalised_entropy(scores, labels).mean(-1)}
 
 
-def over_seeds(run: Run, seeds: int) -> list[Run]:
-    """The run with every seed."""
-    return [replace(run, seed=seed) for seed in range(seeds)]
-
-
 def cells(of: Course, arms: Mapping[str, Run], seeds: int, *, windows: int = 0) -> list[Cell]:
     """One cell for each arm, over seeds."""
-    every = [run for run in arms.values() for run in over_seeds(run, seeds)]
+    return _named(of, {(name, run.lr): run for name, run in arms.items()}, seeds, windows=windows)
+
+
+def _named(of: Course, arms: Mapping[tuple[str, float], Run], seeds: int, *, windows: int = 0) -> list[Cell]:
+    """The same where arms have several rates."""
+    every = [replace(run, seed=seed) for run in arms.values() for seed in range(seeds)]
     results = iter(run_all(of, every, windows=windows))
     found = []
-    for name, run in arms.items():
+    for (name, _), run in arms.items():
         rows = [next(results) for _ in range(seeds)]
         setting = {key: value for key, value in asdict(run).items() if key != "seed"}
         columns = {key: [_plain(row[key]) for row in rows] for key in rows[0]}
@@ -104,64 +105,62 @@ def _plain(value: float) -> float | None:
 # ---------------------------------------------------------------------- the edge
 
 
-def edge(device: str, say: Say, *, quick: bool = False) -> dict[str, Any]:
-    """Whether fan-out or auto-LR moves the rate at which training crashes."""
-    seeds = 3 if quick else 24
-    plans: dict[str, tuple[str, int, Sequence[int], float, float]]
-    plans = {"digits": ("sgd", 4, (10, 100), 0.1, 10.0), "kuairand": ("adam", 8, (5, 100), 1e-3, 1.0)}
-    found = {}
-    for name, (optimizer, replicas, intervals, low, high) in plans.items():
-        if quick and name == "kuairand":
-            continue  # nothing of it can be learnt in so few steps
-        of = course(name, device, optimizer)
-        if quick:
-            of, intervals, low = replace(of, steps=60), intervals[:1], 0.3
-        found[name] = _edge(of, seeds, replicas, intervals, low, high, say)
-    return found
+#: By course: the optimizer, N, T, and between which rates plain runs are swept.
+_EDGES: dict[str, tuple[str, int, tuple[int, ...], float, float]] = {
+    "digits": ("sgd", 4, (10, 100), 0.1, 2.0),
+    "kuairand": ("adam", 8, (5, 100), 3e-3, 1.0),
+}
 
 
-def _edge(
-    of: Course, seeds: int, replicas: int, intervals: Sequence[int], low: float, high: float, say: Say
-) -> dict[str, Any]:
-    """First plain runs over the whole range, then all arms at eight rates around where half of them crash."""
-    steps = math.ceil(math.log(high / low) / math.log(1.25))
-    coarse = [low * 1.25**k for k in range(steps + 1)]
+def edge(name: str, device: str, quick: bool) -> list[Cell]:
+    """Plain runs over a range of rates, then all arms at eight rates around where half of the plain crash."""
+    optimizer, replicas, intervals, low, high = _EDGES[name]
+    of, seeds = course(name, device, optimizer), 24
+    if quick:
+        of, seeds, low = replace(of, steps=60), 3, 0.3
     plain = Run(0.0, 0, replicas=1, sync_every=10**9)
-    swept = cells(of, {f"{lr:.4g}": replace(plain, lr=lr) for lr in coarse}, seeds)
-    best = [min(_number(cell["train"][seed]) for cell in swept) for seed in range(seeds)]
+    rates = [low * 1.25**k for k in range(1 + math.ceil(math.log(high / low, 1.25)))]
+    swept = cells(of, {f"swept {lr:.5g}": replace(plain, lr=lr) for lr in rates}, seeds)
+    best = _best(swept)
     shares = [statistics.fmean(_crashes(cell, best, of.blind)) for cell in swept]
-    say(
-        f"{of.name}: plain runs crash in "
-        + ", ".join(f"{s:.2f} at {r:.3g}" for r, s in zip(coarse, shares, strict=True))
-    )
-    middle = half_crashed(coarse, shares)
-    rates = [middle * _APART ** (k - 3.5) for k in range(8)]
-    of_fan = {"fan-out": None, "σ = 0.1": SIGMA, "σ = 0.002": CODE_SIGMA}
-    result: dict[str, Any] = {"blind": of.blind, "plain_sweep": swept, "middle": middle, "rates": rates}
-    plains = cells(of, {f"plain {lr:.5g}": replace(plain, lr=lr) for lr in rates}, seeds)
-    by_interval = {}
-    for every in intervals:
-        fan = Run(0.0, 0, replicas=replicas, sync_every=every, spread=SPREAD)
-        arms = {
-            f"{name} {lr:.5g}": replace(fan, lr=lr, sigma=sigma)
-            for name, sigma in of_fan.items()
-            for lr in rates
+    print("plain runs crash in", ", ".join(f"{s:.2f} at {r:.3g}" for r, s in zip(rates, shares, strict=True)))
+    middle = half_crashed(rates, shares)
+    arms = {}
+    for lr in (middle * _APART ** (k - 3.5) for k in range(8)):
+        arms["plain", lr] = replace(plain, lr=lr)
+        for every in intervals:
+            fan = Run(lr, 0, replicas=replicas, sync_every=every, spread=SPREAD)
+            for arm, sigma in (("fan-out", None), ("σ = 0.1", SIGMA), ("σ = 0.002", CODE_SIGMA)):
+                arms[f"{arm}, T = {every}", lr] = replace(fan, sigma=sigma)
+    return [{**cell, "blind": of.blind} for cell in [*swept, *_named(of, arms, seeds)]]
+
+
+def edge_told(found: Sequence[Cell]) -> dict[str, Any]:
+    """The shift of each arm's edge, by course; and the held-out losses of runs that survived in both."""
+    told = {}
+    for name in dict.fromkeys(cell["course"] for cell in found):
+        here = [cell for cell in found if cell["course"] == name]
+        blind = here[0]["blind"]
+        best = _best([cell for cell in here if cell["arm"].startswith("swept")])
+        groups: dict[str, list[Cell]] = {}
+        for cell in here:
+            if not cell["arm"].startswith("swept"):
+                groups.setdefault(cell["arm"], []).append(cell)
+        crashes = {arm: [_crashes(cell, best, blind) for cell in some] for arm, some in groups.items()}
+        by_seed = {arm: [list(one) for one in zip(*some, strict=True)] for arm, some in crashes.items()}
+        told[name] = {
+            "rates": [cell["lr"] for cell in groups["plain"]],
+            "crashed": {arm: [sum(one) for one in some] for arm, some in crashes.items()},
+            "shifts": edge_shift([cell["lr"] for cell in groups["plain"]], by_seed, "plain"),
+            "held_out": _below_the_edge(groups, best, blind),
+            "seeds": here[0]["seeds"],
         }
-        found = cells(of, arms, seeds)
-        groups = {"plain": plains, **{name: found[8 * k : 8 * k + 8] for k, name in enumerate(of_fan)}}
-        crashes = {
-            name: [list(one) for one in zip(*(_crashes(cell, best, of.blind) for cell in some), strict=True)]
-            for name, some in groups.items()
-        }
-        by_interval[str(every)] = {
-            "shifts": edge_shift(rates, crashes, "plain"),
-            "crashed": {
-                name: [sum(_crashes(cell, best, of.blind)) for cell in some] for name, some in groups.items()
-            },
-            "held_out": _below_the_edge(groups, best, of.blind),
-        }
-        say(f"{of.name}, T = {every}: {by_interval[str(every)]['shifts']}")
-    return {**result, "intervals": by_interval, "seeds": seeds, "replicas": replicas}
+    return told
+
+
+def _best(swept: Sequence[Cell]) -> list[float]:
+    """The lowest training loss of each seed's plain runs."""
+    return [min(_number(cell["train"][seed]) for cell in swept) for seed in range(swept[0]["seeds"])]
 
 
 def _below_the_edge(groups: Mapping[str, list[Cell]], best: Sequence[float], blind: float) -> dict[str, Any]:
@@ -194,27 +193,21 @@ def _number(value: float | None) -> float:
 # ---------------------------------------------------------------------- Eq. 8 as printed
 
 
-def eight(device: str, say: Say, *, quick: bool = False) -> dict[str, Any]:
-    """Eq. 8 as printed with f_div/f_final = 25/5: what its residual rate does, and what the vote adds."""
-    scale, seeds = ("tiny", 1) if quick else ("gpu", 5)
-    found = []
-    for name, intervals in (("kuairand", (5, 50)), ("charlm", (16, 200))):
-        of = course(name, device, scale=scale)
-        for lr in (1e-4, 9e-4):
-            of_steps = {every: _equation_eight(lr, every) for every in intervals}
-            once = {
-                "OneCycle": Run(lr, 0, replicas=1, sync_every=10**9),
-                "OneCycle to the same rate": Run(
-                    lr, 0, replicas=1, sync_every=10**9, final_div=_same_floor()
-                ),
-            }
-            arms = {**once, **{arm: run for some in of_steps.values() for arm, run in some.items()}}
-            found += cells(of, arms, seeds)
-            say(
-                f"{name} at {lr:g}: "
-                + ", ".join(f"{c['arm']} {_mean(c['held_out']):.4f}" for c in found[-len(arms) :])
-            )
-    return {"cells": found, "against": against(found, "OneCycle"), "seeds": seeds}
+#: By course: T.
+_EIGHTS = {"kuairand": (5, 50), "charlm": (16, 200)}
+
+
+def eight(name: str, device: str, quick: bool) -> list[Cell]:
+    """Eq. 8 as printed with f_div/f_final = 25/5, with a vote and without, and OneCycle to the same rate."""
+    of = course(name, device, scale="tiny" if quick else "gpu")
+    arms: dict[tuple[str, float], Run] = {}
+    for lr in (1e-4, 9e-4):
+        plain = Run(lr, 0, replicas=1, sync_every=10**9)
+        arms["OneCycle", lr] = plain
+        arms["OneCycle to the same rate", lr] = replace(plain, final_div=_same_floor())
+        for every in _EIGHTS[name]:
+            arms |= {(arm, lr): run for arm, run in _equation_eight(lr, every).items()}
+    return _named(of, arms, 2 if quick else 5)
 
 
 def _equation_eight(lr: float, every: int) -> dict[str, Run]:
@@ -234,47 +227,29 @@ def _same_floor() -> float:
 # ---------------------------------------------------------------------- T, reassignment, noise
 
 
-def parts(device: str, say: Say, *, quick: bool = False) -> dict[str, Any]:
+def parts(name: str, device: str, quick: bool) -> list[Cell]:
     """T up to the paper's divergence, reassignment and the noise of the warm start, one at a time."""
-    scale, seeds = ("tiny", 2) if quick else ("gpu", 6)
-    of = course("feed", device, scale=scale)
-    found = []
+    of = course(name, device, scale="tiny" if quick else "gpu")
+    arms: dict[tuple[str, float], Run] = {}
     for lr in (9e-4, 3e-3):
         cold = Run(lr, 0, replicas=1, sync_every=10**9)
-        arms = {"plain": cold}
-        for every in (5, 10) if quick else (25, 250, 1000):
-            fan = Run(lr, 0, sync_every=every, spread=SPREAD)
-            arms |= {f"fan-out, T = {every}": fan, f"full, T = {every}": replace(fan, sigma=SIGMA)}
-        full = Run(lr, 0, sync_every=10 if quick else 250, spread=SPREAD, sigma=SIGMA)
-        arms |= {
-            "reassigned from S_w on": replace(full, reassign="from S_w"),
-            "never reassigned": replace(full, reassign="never"),
-        }
-        found += cells(of, arms, seeds)
-        warm = {
-            "plain from the checkpoint": replace(cold, warm=True),
-            "full from the checkpoint": replace(full, warm=True),
-            "full from the checkpoint, with noise": replace(full, warm=True, noise=0.01),
-        }
-        found += cells(of, warm, seeds)
-        say(
-            f"feed at {lr:g}: "
-            + ", ".join(f"{c['arm']} {_mean(c['held_out']):.4f}" for c in found[-len(arms) - 3 :])
-        )
-    return {
-        "cells": found,
-        "against": against(found, "plain"),
-        "against_checkpoint": against(found, "plain from the checkpoint"),
-        "against_full": against(found, f"full, T = {10 if quick else 250}"),
-        "against_noiseless": against(found, "full from the checkpoint"),
-        "seeds": seeds,
-    }
+        full = Run(lr, 0, sync_every=250, spread=SPREAD, sigma=SIGMA)
+        arms["plain", lr] = cold
+        for every in (25, 250, 1000):
+            arms[f"fan-out, T = {every}", lr] = replace(full, sync_every=every, sigma=None)
+            arms[f"full, T = {every}", lr] = replace(full, sync_every=every)
+        arms["reassigned from S_w on", lr] = replace(full, reassign="from S_w")
+        arms["never reassigned", lr] = replace(full, reassign="never")
+        arms["plain from the checkpoint", lr] = replace(cold, warm=True)
+        arms["full from the checkpoint", lr] = replace(full, warm=True)
+        arms["full from the checkpoint, with noise", lr] = replace(full, warm=True, noise=0.01)
+    return _named(of, arms, 2 if quick else 6)
 
 
 # ---------------------------------------------------------------------- one large run
 
 
-def large(device: str, say: Say, *, quick: bool = False) -> dict[str, Any]:
+def large(name: str, device: str, quick: bool) -> list[Cell]:
     """A table of fifty million weights, T = 1000, 20,000 steps of a stream that drifts, from a checkpoint."""
     items, steps, every, seeds = (1000, 40, 10, 2) if quick else (stream.ITEMS, 20_000, 1000, 2)
     before = stream.make(device, steps=steps // 10, rows=512, items=items)
@@ -292,54 +267,36 @@ def large(device: str, say: Say, *, quick: bool = False) -> dict[str, Any]:
         "full": full,
         "full, as printed": replace(full, decay="literal", final_div=5.0, reassign="from S_w"),
     }
-    found = cells(of, arms, seeds)
-    say("stream: " + ", ".join(f"{cell['arm']} {_mean(cell['train']):.5f}" for cell in found))
     count = sum(p.numel() for p in of.build(0).parameters())
-    return {
-        "cells": found,
-        "against": against(found, "plain", "train", "train"),
-        "steps": steps,
-        "weights": count,
-        "blind": of.blind,
-        "seeds": seeds,
-    }
+    facts = {"steps": steps, "weights": count, "blind": of.blind}
+    return [{**cell, **facts} for cell in cells(of, arms, seeds)]
 
 
 # ---------------------------------------------------------------------- where it helps
 
 
-def averaging(device: str, say: Say, *, quick: bool = False) -> dict[str, Any]:
+#: By course: its course, the optimizer, rates, T and N.
+_AVERAGED: dict[str, tuple[str, str, tuple[float, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "digits, SGD": ("digits", "sgd", (0.05, 0.15, 0.42), (10, 50, 200), (4, 8, 16)),
+    "digits, Adam": ("digits", "adam", (1e-3, 3e-3, 1e-2), (10, 50, 200), (4, 8, 16)),
+    "few digits, Adam": ("few digits", "adam", (1e-3, 3e-3, 1e-2), (10, 50, 200), (4, 8, 16)),
+    "kuairand": ("kuairand", "adam", (1e-3, 3e-3, 1e-2), (5, 50), (8,)),
+}
+
+
+def averaging(name: str, device: str, quick: bool) -> list[Cell]:
     """Fan-out below the edge, against plain runs, and against plain runs with the best window mean."""
-    seeds = 2 if quick else 24
-    plans: list[tuple[str, str, Sequence[float], Sequence[int], Sequence[int]]] = [
-        ("digits", "sgd", (0.05, 0.15, 0.42), (10, 50, 200), (4, 8, 16)),
-        ("digits", "adam", (1e-3, 3e-3, 1e-2), (10, 50, 200), (4, 8, 16)),
-        ("few digits", "adam", (1e-3, 3e-3, 1e-2), (10, 50, 200), (4, 8, 16)),
-        ("kuairand", "adam", (1e-3, 3e-3, 1e-2), (5, 50), (8,)),
-    ]
-    found = []
-    for name, optimizer, rates, intervals, sizes in plans[:1] if quick else plans:
-        of = course(name, device, optimizer)
-        if quick:
-            of, rates, intervals, sizes = replace(of, steps=40), rates[:1], intervals[:1], sizes[:1]
-        for lr in rates:
-            arms = {"plain": Run(lr, 0, replicas=1, sync_every=10**9)}
-            for every in intervals:
-                for size in sizes:
-                    for spread in (SPREAD, 0.25, 0.5):
-                        arms[f"α = {spread:.2g}, T = {every}, N = {size}"] = Run(
-                            lr, 0, replicas=size, sync_every=every, spread=spread
-                        )
-            some = cells(of, arms, seeds, windows=20)
-            found += [{**cell, "course": f"{name}, {optimizer}"} for cell in some]
-            say(f"{name} {optimizer} at {lr:g} done")
-    return {
-        "cells": found,
-        "last": against(found, "plain"),
-        "best_mean": against(found, "plain", "best_mean", "best_mean"),
-        "last_to_best_mean": against(found, "plain", "held_out", "best_mean"),
-        "seeds": seeds,
-    }
+    of_course, optimizer, rates, intervals, sizes = _AVERAGED[name]
+    of = replace(course(of_course, device, optimizer), name=name)
+    if quick:
+        of, rates, intervals, sizes = replace(of, steps=40), rates[:1], intervals[:1], sizes[:1]
+    arms: dict[tuple[str, float], Run] = {}
+    for lr in rates:
+        arms["plain", lr] = Run(lr, 0, replicas=1, sync_every=10**9)
+        for every, size, spread in product(intervals, sizes, (SPREAD, 0.25, 0.5)):
+            run = Run(lr, 0, replicas=size, sync_every=every, spread=spread)
+            arms[f"α = {spread:.2g}, T = {every}, N = {size}", lr] = run
+    return _named(of, arms, 2 if quick else 24, windows=20)
 
 
 # ---------------------------------------------------------------------- what came of it
@@ -381,14 +338,59 @@ def _interval(ratios: Sequence[float]) -> dict[str, Any]:
 _STUDENT = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 12: 2.20, 24: 2.07}
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    return statistics.fmean(_number(value) for value in values)
+def _eight_told(found: Sequence[Cell]) -> dict[str, Any]:
+    return {"to OneCycle": against(found, "OneCycle"), "vote": _vote_alone(found)}
 
 
-STUDIES: dict[str, Callable[..., dict[str, Any]]] = {
-    "edge": edge,
-    "eq8": eight,
-    "parts": parts,
-    "large": large,
-    "averaging": averaging,
+def _vote_alone(found: Sequence[Cell]) -> list[Cell]:
+    """Eq. 8 with fan-out and vote, over Eq. 8 alone at the same T."""
+    lines = []
+    for every in dict.fromkeys(cell["sync_every"] for cell in found):
+        here = [cell for cell in found if cell["sync_every"] == every]
+        lines += against(here, f"Eq. 8, no vote, T = {every}")
+    return lines
+
+
+def _parts_told(found: Sequence[Cell]) -> dict[str, Any]:
+    full = [cell for cell in found if "reassigned" in cell["arm"] or cell["arm"] == "full, T = 250"]
+    return {
+        "to plain": against([cell for cell in found if not cell["warm"]], "plain"),
+        "reassignment": against(full, "full, T = 250"),
+        "warm": against([cell for cell in found if cell["warm"]], "plain from the checkpoint"),
+        "noise": against([c for c in found if c["warm"] and c["spread"]], "full from the checkpoint"),
+    }
+
+
+def _large_told(found: Sequence[Cell]) -> dict[str, Any]:
+    return {
+        "training loss": against(found, "plain", "train", "train"),
+        "held out": against(found, "plain"),
+        "auc": {cell["arm"]: statistics.fmean(cell["auc"]) for cell in found},
+        "ne": {cell["arm"]: statistics.fmean(cell["ne"]) for cell in found},
+    }
+
+
+def _averaging_told(found: Sequence[Cell]) -> dict[str, Any]:
+    return {
+        "last": against(found, "plain"),
+        "best mean": against(found, "plain", "best_mean", "best_mean"),
+        "last to best mean": against(found, "plain", "held_out", "best_mean"),
+    }
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is run for each of its courses, and what its cells say."""
+
+    run: Callable[[str, str, bool], list[Cell]]
+    courses: tuple[str, ...]
+    told: Callable[[Sequence[Cell]], dict[str, Any]]
+
+
+STUDIES = {
+    "edge": Study(edge, tuple(_EDGES), edge_told),
+    "eq8": Study(eight, tuple(_EIGHTS), _eight_told),
+    "parts": Study(parts, ("feed",), _parts_told),
+    "large": Study(large, ("stream",), _large_told),
+    "averaging": Study(averaging, tuple(_AVERAGED), _averaging_told),
 }
