@@ -41,13 +41,13 @@ def _of_task(task: Task, name: str) -> Course:
     )
 
     @cache
-    def checkpoint(seed: int) -> Mapping[str, Tensor]:
-        """A plain run on samples of its own, as in ``reproduce``."""
+    def checkpoints(seeds: tuple[int, ...]) -> Mapping[int, Mapping[str, Tensor]]:
+        """Plain runs on samples of their own, as in ``reproduce``."""
         before = replace(found, batches=task.pretraining, steps=task.pretraining_steps)
-        weights = train(before, [Run(PRETRAINING_LR, seed, replicas=1)]).weights
-        return {name: rows[0] for name, rows in weights.items()}
+        weights = train(before, [Run(PRETRAINING_LR, seed, replicas=1) for seed in seeds]).weights
+        return {seed: {name: rows[k] for name, rows in weights.items()} for k, seed in enumerate(seeds)}
 
-    return replace(found, checkpoint=checkpoint)
+    return replace(found, checkpoints=checkpoints)
 
 
 def _of_digits(workload: Workload, name: str, optimizer: str) -> Course:

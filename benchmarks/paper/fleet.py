@@ -50,8 +50,8 @@ class Course:
     groups: Callable[[nn.Module], Mapping[str, Sequence[nn.Parameter]]] | None = None
     #: A model's logits and targets, of answers that are yes or no.
     outputs: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]] | None = None
-    #: Seed → the weights of the warm starts.
-    checkpoint: Callable[[int], Mapping[str, Tensor]] | None = None
+    #: Seeds → the weights of each one's warm start.
+    checkpoints: Callable[[tuple[int, ...]], Mapping[int, Mapping[str, Tensor]]] | None = None
 
     @property
     def control_from(self) -> int:
@@ -175,14 +175,12 @@ class _Fleet:
     def __init__(self, course: Course, runs: Sequence[Run], replicas: int) -> None:
         self._course, self._size = course, (len(runs), replicas)
         self.model = course.build(runs[0].seed)
-        starts = {}
-        for key in {(run.seed, run.warm) for run in runs}:
-            seed, warm = key
-            starts[key] = (
-                course.checkpoint(seed)
-                if warm and course.checkpoint
-                else dict(course.build(seed).named_parameters())
-            )
+        starts: dict[tuple[int, bool], Mapping[str, Tensor]] = {
+            (seed, False): dict(course.build(seed).named_parameters()) for seed in {r.seed for r in runs}
+        }
+        warm = tuple(sorted({run.seed for run in runs if run.warm}))
+        if warm and course.checkpoints:
+            starts |= {(seed, True): kept for seed, kept in course.checkpoints(warm).items()}
         names = [name for name, _ in self.model.named_parameters()]
         self.weights = {
             name: torch.stack([starts[run.seed, run.warm][name].detach() for run in runs])[:, None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -92,14 +93,23 @@ def _named(of: Course, arms: Mapping[tuple[str, float], Run], seeds: int, *, win
     found = []
     for (name, _), run in arms.items():
         rows = [next(results) for _ in range(seeds)]
-        setting = {key: value for key, value in asdict(run).items() if key != "seed"}
+        setting = {key: value for key, value in asdict(run).items() if value != _USUAL[key] or key in _KEPT}
         columns = {key: [_plain(row[key]) for row in rows] for key in rows[0]}
+        if not windows:
+            del columns["best_mean"]
+        if run.sigma is None:
+            del columns["final_rate"]  # the curve's own
         found.append({"course": of.name, "arm": name, **setting, "seeds": seeds, **columns})
     return found
 
 
+#: What a cell says of its setting where it is the usual one, too.
+_KEPT = ("lr", "replicas", "spread", "sync_every")
+_USUAL = {**asdict(Run(0.0, 0)), "seed": 0}
+
+
 def _plain(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 # ---------------------------------------------------------------------- the edge
@@ -253,12 +263,10 @@ def large(name: str, device: str, quick: bool) -> list[Cell]:
     """A table of fifty million weights, T = 1000, 20,000 steps of a stream that drifts, from a checkpoint."""
     items, steps, every, seeds = (1000, 40, 10, 2) if quick else (stream.ITEMS, 20_000, 1000, 2)
     before = stream.make(device, steps=steps // 10, rows=512, items=items)
-    kept = {}
-    for seed in range(seeds):
-        weights = train(before, [Run(9e-4, seed, replicas=1)]).weights
-        kept[seed] = {name: rows[0] for name, rows in weights.items()}
+    weights = train(before, [Run(9e-4, seed, replicas=1) for seed in range(seeds)]).weights
+    kept = {seed: {name: rows[seed] for name, rows in weights.items()} for seed in range(seeds)}
     of = stream.make(device, steps=steps, rows=512, items=items, begin=steps // 10)
-    of = replace(of, checkpoint=kept.__getitem__)
+    of = replace(of, checkpoints=lambda _: kept)
     plain = Run(9e-4, 0, replicas=1, sync_every=10**9, warm=True)
     full = Run(9e-4, 0, sync_every=every, spread=SPREAD, sigma=SIGMA, warm=True, noise=0.01)
     arms = {
@@ -354,10 +362,10 @@ def _vote_alone(found: Sequence[Cell]) -> list[Cell]:
 def _parts_told(found: Sequence[Cell]) -> dict[str, Any]:
     full = [cell for cell in found if "reassigned" in cell["arm"] or cell["arm"] == "full, T = 250"]
     return {
-        "to plain": against([cell for cell in found if not cell["warm"]], "plain"),
+        "to plain": against([cell for cell in found if not cell.get("warm")], "plain"),
         "reassignment": against(full, "full, T = 250"),
-        "warm": against([cell for cell in found if cell["warm"]], "plain from the checkpoint"),
-        "noise": against([c for c in found if c["warm"] and c["spread"]], "full from the checkpoint"),
+        "warm": against([cell for cell in found if cell.get("warm")], "plain from the checkpoint"),
+        "noise": against([c for c in found if c.get("warm") and c["spread"]], "full from the checkpoint"),
     }
 
 
@@ -371,11 +379,42 @@ def _large_told(found: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _averaging_told(found: Sequence[Cell]) -> dict[str, Any]:
-    return {
+    """For each α, T and N in how many places (a course at a rate) the interval lies below 0, and above."""
+    kinds = {
         "last": against(found, "plain"),
         "best mean": against(found, "plain", "best_mean", "best_mean"),
-        "last to best mean": against(found, "plain", "held_out", "best_mean"),
     }
+    return {
+        kind: _by_arm([line for line in lines if line["arm"] != "plain"]) for kind, lines in kinds.items()
+    }
+
+
+def _by_arm(lines: Sequence[Cell]) -> list[Cell]:
+    told = []
+    for arm in dict.fromkeys(line["arm"] for line in lines):
+        here = [line for line in lines if line["arm"] == arm]
+        below, above = ([line for line in here if _told(line) == sign] for sign in (-1, 1))
+        told.append(
+            {
+                "arm": arm,
+                "places": len(here),
+                "below": len(below),
+                "above": len(above),
+                # In at least two courses, at two rates each.
+                "helps": sum(n >= 2 for n in Counter(line["course"] for line in below).values()) >= 2,
+                "median": statistics.median(line["mean"] for line in here),
+                "worst": max(line["mean"] for line in here),
+            }
+        )
+    return told
+
+
+def _told(line: Cell) -> int:
+    """The sign of a difference that its interval tells from 0, else 0."""
+    mean, half = line["mean"], line["half"]
+    if mean is None or abs(math.log1p(mean)) <= half:
+        return 0
+    return 1 if mean > 0 else -1
 
 
 @dataclass(frozen=True)
