@@ -87,13 +87,16 @@ class Settings:
     sync_every: int | None = None
     #: f_final of every OneCycle curve, plain ones included. f_div is 25.
     final_div: float = 1e4
+    #: When replicas are reassigned, and the first decision, as ``OneCycleAutoLR(rules=)``; the preset's.
+    rules: str = "corrected"
 
     def of(self, configuration: str) -> Settings:
         """Those on which a configuration depends: plans that differ in others share its runs."""
         if configuration in ("HDET w/o warm init", "HDET (full)"):
             return self
-        averages = configuration == "HDET w/o auto-LR"
-        return Settings(sync_every=self.sync_every if averages else None, final_div=self.final_div)
+        if configuration == "HDET w/o auto-LR":
+            return Settings(sync_every=self.sync_every, final_div=self.final_div, rules=self.rules)
+        return Settings(final_div=self.final_div)
 
     @property
     def options(self) -> str:
@@ -101,15 +104,19 @@ class Settings:
 
         >>> Settings("literal", final_div=5.0).options
         '--decay literal --final-div 5'
+        >>> Settings(**PRESETS["paper"], final_div=5.0).options
+        '--preset paper --final-div 5'
         """
-        given = {part.name: getattr(self, part.name) for part in fields(self)}
-        changed = {name: value for name, value in given.items() if value != getattr(Settings(), name)}
+        preset = "paper" if self.rules == PRESETS["paper"]["rules"] else None
+        usual = Settings(**PRESETS["paper"]) if preset else Settings()
+        given = {"preset": preset, **{part.name: getattr(self, part.name) for part in fields(self)}}
+        changed = {name: value for name, value in given.items() if value != getattr(usual, name, None)}
         words = {name: f"{value:g}" if isinstance(value, float) else value for name, value in changed.items()}
         return " ".join(f"--{name.replace('_', '-')} {word}" for name, word in words.items())
 
 
 #: Settings by one name. "paper": values and rules as printed.
-PRESETS: dict[str, dict[str, Any]] = {"paper": {"decay": "literal", "sigma": 0.1}}
+PRESETS: dict[str, dict[str, Any]] = {"paper": {"decay": "literal", "sigma": 0.1, "rules": "printed"}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ def _schedule(
         momentum_of_lr=SETTINGS["momentum_of_lr"],
         lr_of_lr=SETTINGS["lr_of_lr"],
         decay=run.settings.decay,  # type: ignore[arg-type]
+        rules=run.settings.rules,  # type: ignore[arg-type]
         seed=run.seed,
     ).step
 

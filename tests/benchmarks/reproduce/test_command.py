@@ -57,7 +57,7 @@ def test_the_command_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.Mo
         "rows": Path("kept.jsonl"),
         "processes": 4,
         "minutes": 1.5,
-        "settings": Settings("geometric", "auto", 7, 5.0),
+        "settings": Settings("geometric", "auto", 7, 5.0, "printed"),
         "quick": False,
     }
     text = (tmp_path / "there" / "table1.txt").read_text()
@@ -66,7 +66,7 @@ def test_the_command_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "there" / "table1.csv").exists()
 
     assert command(app, ["reproduce", "figure3", "--preset", "paper"]).exit_code == 0
-    assert seen["settings"] == Settings("literal", 0.1)
+    assert seen["settings"] == Settings("literal", 0.1, rules="printed")
     plain = command(app, ["reproduce", "figure3"])
     assert (plain.exit_code, seen["settings"]) == (0, Settings())
     assert "nothing can be concluded" not in plain.output

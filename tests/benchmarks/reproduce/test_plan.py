@@ -94,4 +94,5 @@ def test_a_row_from_before_the_settings_has_the_defaults(tmp_path: Path) -> None
         "sigma": 0.1,
         "sync_every": None,
         "final_div": 1e4,
+        "rules": "corrected",
     }
