@@ -28,6 +28,9 @@ __all__ = ["AutoLR"]
 class AutoLR(Search):
     """Finds the learning rate while it trains; call :meth:`step` once after every ``optimizer.step()``.
 
+    It is given none and judges by held-out batches. The paper's auto-LR, a vote of replicas on a rate that is
+    given, is :class:`hdet.OneCycleAutoLR`.
+
     It is a torch scheduler: frameworks step it, save it and log its :meth:`get_last_lr`. It must be
     stepped at every optimizer step, not once an epoch, and raises where it is not.
 

@@ -49,6 +49,8 @@ _KEY = "hdet"
 class HDETCallback(Callback):
     """Steps a door (AutoLR, AutoTune, OneCycleAutoLR, Ensemble) in Lightning's training loop.
 
+    It runs AutoLR unless ``method="published"`` asks for the paper's HDET.
+
     Every optimizer step is one step of the door, with this rank's own training loss, the mean over the
     batches it accumulated. Replicas are averaged before a validation, a checkpoint and the end. The state
     is in the checkpoint: a resumed run equals the unbroken one (of replicas that diverge, only from a

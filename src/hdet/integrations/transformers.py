@@ -281,6 +281,8 @@ class HDETTrainerMixin(_Base):
 class HDETTrainer(HDETTrainerMixin, Trainer):
     """A Trainer that needs no learning rate; its arguments are Trainer's and :class:`HDETTrainerMixin`'s.
 
+    It runs AutoLR unless ``method="published"`` asks for the paper's HDET.
+
     Example::
 
         args = TrainingArguments("out", max_steps=1000, per_device_train_batch_size=8)

@@ -66,7 +66,9 @@ _PAPER: dict[str, Any] = {
 
 
 class OneCycleAutoLR(Door, OneCycleLR):
-    """OneCycleLR whose data-parallel replicas diverge in learning rate and find it while they train.
+    """OneCycleLR whose data-parallel replicas diverge in learning rate, are averaged, and vote on it.
+
+    "Auto" is that vote, the paper's auto-LR, on a rate that you give; :class:`hdet.AutoLR` is given none.
 
     The arguments up to ``last_epoch`` are OneCycleLR's, the next nine those of the authors' code (same
     names, order and defaults: aliases of ours, by the table above), the rest is keyword-only. With
