@@ -78,9 +78,7 @@ def rates(
     p: float = 1.0,
     any_p: float = 1.0,
     moved: float = 0.01,
-    end: float = 0.0,
     task: str = "feed",
-    decay: str = "literal",
 ) -> Any:
     """As figure3.json, one block, one group."""
     order = {
@@ -88,13 +86,11 @@ def rates(
         "any_order": {"p": any_p},
         "median_abs_log_factor": {"transformer": moved},
     }
-    runs = [{"lrs": {"low": [0.5, 1.0, end], "high": [0.5, 1.0, 0.4]}, "factors": {"low": [1.0, 1.1]}}]
-    block = {"name": "paper", "high": 9e-4, "order": order, "runs": runs}
-    return {"task": task, "settings": {"decay": decay}, "blocks": [block]}
+    return {"task": task, "blocks": [{"name": "paper", "high": 9e-4, "order": order}]}
 
 
 def no_rates() -> Any:
-    return {**rates(), "blocks": [{"name": "paper", "high": 9e-4, "order": None, "runs": []}]}
+    return {**rates(), "blocks": [{"name": "paper", "high": 9e-4, "order": None}]}
 
 
 def replicas(*rows: tuple[float, float, float, float]) -> dict[str, Any]:

@@ -325,7 +325,8 @@ def against(
             for mine, theirs in zip(cell[column], reference[others], strict=True)
             if mine and theirs
         ]
-        lines.append({**{key: cell[key] for key in ("course", "arm", "lr")}, **_interval(ratios)})
+        about = {key: cell[key] for key in ("course", "arm", *_KEPT, "sigma") if key in cell}
+        lines.append({**about, **_interval(ratios)})
     return lines
 
 
@@ -379,34 +380,55 @@ def _large_told(found: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _averaging_told(found: Sequence[Cell]) -> dict[str, Any]:
-    """For each α, T and N in how many places (a course at a rate) the interval lies below 0, and above."""
+    """In how many places (a course at a rate) the interval lies below 0, and above: for each α, T and N, for
+    each α and T, and by course where replicas stay close together and where they go far apart.
+    """
+    last = against(found, "plain")
     kinds = {
-        "last": against(found, "plain"),
+        "last": last,
         "best mean": against(found, "plain", "best_mean", "best_mean"),
+        # Plain runs are among these: how far they end from their own best window mean.
+        "last to best mean": against(found, "plain", "held_out", "best_mean"),
     }
     return {
-        kind: _by_arm([line for line in lines if line["arm"] != "plain"]) for kind, lines in kinds.items()
+        **{kind: _by_arm(lines) for kind, lines in kinds.items()},
+        "pooled": {kind: _counted(lines, "spread", "sync_every") for kind, lines in kinds.items()},
+        "short": _counted([line for line in last if line["sync_every"] <= _SHORT], "course"),
+        "long and wide": _counted(
+            [line for line in last if line["sync_every"] >= _LONG and line["spread"] >= _WIDE], "course"
+        ),
     }
+
+
+#: T up to which replicas stay close together; T and α from which on they go far apart.
+_SHORT, _LONG, _WIDE = 10, 200, 0.25
 
 
 def _by_arm(lines: Sequence[Cell]) -> list[Cell]:
-    told = []
-    for arm in dict.fromkeys(line["arm"] for line in lines):
-        here = [line for line in lines if line["arm"] == arm]
-        below, above = ([line for line in here if _told(line) == sign] for sign in (-1, 1))
-        told.append(
-            {
-                "arm": arm,
-                "places": len(here),
-                "below": len(below),
-                "above": len(above),
-                # In at least two courses, at two rates each.
-                "helps": sum(n >= 2 for n in Counter(line["course"] for line in below).values()) >= 2,
-                "median": statistics.median(line["mean"] for line in here),
-                "worst": max(line["mean"] for line in here),
-            }
-        )
+    """For each setting the counts, and whether it helps: in at least two courses, at two rates each."""
+    told = _counted(lines, "arm", "spread", "sync_every", "replicas")
+    for line in told:
+        below = Counter(one["course"] for one in lines if one["arm"] == line["arm"] and _told(one) < 0)
+        line["helps"] = sum(rates >= 2 for rates in below.values()) >= 2
     return told
+
+
+def _counted(lines: Sequence[Cell], *keys: str) -> list[Cell]:
+    """Of all lines that have these keys in common: in how many a difference is told, and how large it is."""
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line[key] for key in keys), []).append(line)
+    return [
+        {
+            **dict(zip(keys, values, strict=True)),
+            "places": len(some),
+            "below": sum(_told(line) < 0 for line in some),
+            "above": sum(_told(line) > 0 for line in some),
+            "median": statistics.median(line["mean"] for line in some),
+            "worst": max(line["mean"] for line in some),
+        }
+        for values, some in groups.items()
+    ]
 
 
 def _told(line: Cell) -> int:

@@ -41,7 +41,7 @@ QUESTIONS = {
         "Does the paper hold?",
         (
             *("table1", "table1-kuairand", "figure2", "figure2-kuairand"),
-            *("figure3", "figure3-kuairand", "pretraining", "feed"),
+            *("figure3", "figure3-kuairand", "pretraining", "feed", "paper"),
         ),
     ),
     "faults": Question("Does it survive faults?", ("chaos",)),

@@ -30,6 +30,7 @@ __all__ = [
     "at_places",
     "block_of",
     "counted",
+    "course_of",
     "curve_mean",
     "goal_of",
     "headed",
@@ -215,6 +216,15 @@ _TASKS = {"feed": "feed", "kuairand": "KuaiRand", "charlm": "charlm"}
 def task_of(result: Result) -> str:
     """The task's name, as the table prints it."""
     return _TASKS[result["task"]]
+
+
+def course_of(name: str) -> str:
+    """The same of a course of docs/evidence/paper.json.
+
+    >>> course_of("kuairand"), course_of("charlm"), course_of("digits, SGD")
+    ('KuaiRand', 'text', 'digits, SGD')
+    """
+    return {"kuairand": "KuaiRand", "charlm": "text"}.get(name, name)
 
 
 def block_of(result: Result, name: str) -> Result | None:

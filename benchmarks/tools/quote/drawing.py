@@ -1,4 +1,4 @@
-"""docs/evidence/excess-brief.svg: every line of the short table as a dot, a row for each method.
+"""What is drawn from the evidence alone; here excess-brief.svg, the short table with a dot for every line.
 
 SVG written by hand. Nothing is drawn behind it, and every colour is legible on white and on near-black.
 """
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+from benchmarks.paper.chart import chart
 from benchmarks.regret.analysis import COLUMNS
 from benchmarks.tools.quote.tables.brief import called, known, methods
 
 __all__ = ["DRAWN", "draw", "drawings"]
 
 #: Each drawing, and the file that it is drawn from.
-DRAWN = {"excess-brief.svg": "excess"}
+DRAWN = {"excess-brief.svg": "excess", "paper-edge.svg": "paper"}
 
 _WIDTH, _LEFT, _RIGHT = 800, 182, 40
 _TOP, _ROW, _BOTTOM = 40, 46, 52
@@ -36,8 +37,9 @@ _TITLE = "Held-out loss above a tuned sweep's, per cent: a dot for each kind of 
 
 def drawings(evidence: Path) -> dict[str, str]:
     """The charts that are drawn from the evidence alone, by the names of their files."""
+    drawn_by = {"excess": draw, "paper": chart}
     return {
-        drawing: draw(json.loads((evidence / f"{name}.json").read_text(encoding="utf-8")))
+        drawing: drawn_by[name](json.loads((evidence / f"{name}.json").read_text(encoding="utf-8")))
         for drawing, name in DRAWN.items()
     }
 

@@ -95,12 +95,14 @@ def test_auto_temperature_is_free_of_the_losses_scale() -> None:
 
 
 def test_decay_rules() -> None:
-    """Over K syncs the mended rule goes from OneCycle's peak to its floor; the printed one goes up."""
+    """Over K syncs the mended rule goes from OneCycle's peak to its floor; the printed one goes up, or ends
+    at f_final/f_div of the peak where that is below 1."""
     factors: dict[str, float] = {"div_factor": 25.0, "final_div_factor": 1e4}
     k = 37
     assert (1 - geometric_decay(**factors, syncs=k)) ** k == pytest.approx(1 / 25 / 1e4)
     assert literal_decay(**factors, syncs=k) < 0
     assert (1 - literal_decay(**factors, syncs=k)) ** k == pytest.approx(400.0)
+    assert (1 - literal_decay(div_factor=25.0, final_div_factor=5.0, syncs=k)) ** k == pytest.approx(1 / 5)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.tools.claims.judges import cost, faults, paper, published, rates, replicas, several
+from benchmarks.tools.claims.judges import cost, faults, paper, published, rates, replicas, several, studies
 
-__all__ = ["ROOMS", "cost", "faults", "paper", "published", "rates", "replicas", "several"]
+__all__ = ["ROOMS", "cost", "faults", "paper", "published", "rates", "replicas", "several", "studies"]
 
-ROOMS = (paper, published, rates, several, cost, replicas, faults)
+ROOMS = (paper, published, studies, rates, several, cost, replicas, faults)

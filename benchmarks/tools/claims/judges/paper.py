@@ -8,7 +8,6 @@ interval of the difference, seed by seed, lies below 0. The block "paper" is at 
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any
 
 from benchmarks.tools.claims.rules import (
@@ -43,7 +42,6 @@ __all__ = [
     "full_beats_low",
     "needs_no_schedule",
     "order_emerges",
-    "residual_rate",
     "signal_points_up",
     "spread_finds_better_optima",
     "stable_where_plain_crashes",
@@ -267,29 +265,6 @@ def order_emerges(results: Results) -> Judged:
                 found = block["order"]["published"]
                 text = f"{task_of(result)} at {block['high']:g}: {found['both']} of {found['of']} seeds"
                 places.append(Place(f"{text} (p = {found['p']:.2g})", found["p"] < 0.05))
-    return at_places(places)
-
-
-def residual_rate(results: Results) -> Judged:
-    """A task counts if, at the paper's rate, all groups end between a tenth and a half of their peak. With
-    decay='schedule' the curve goes on to its floor: that cannot tell.
-    """
-    places = []
-    for result in results.values():
-        block = block_of(result, "paper")
-        if block is None or not block["runs"]:
-            continue
-        ends = [lrs[-1] / max(lrs) for run in block["runs"] for lrs in run["lrs"].values()]
-        text = f"{task_of(result)}, decay={result['settings']['decay']!r}: "
-        text += f"{percent(statistics.median(ends), 4)} of the peak"
-        if result["settings"]["decay"] == "schedule":
-            factors = [found[-1] for run in block["runs"] for found in run["factors"].values()]
-            text += (
-                f", {min(factors):.2f} to {max(factors):.2f} times what OneCycleLR has: it follows the curve"
-            )
-            places.append(Place(f"{text} to its floor, so none can be left", None))
-        else:
-            places.append(Place(text, min(ends) >= 0.1 and max(ends) <= 0.5))
     return at_places(places)
 
 

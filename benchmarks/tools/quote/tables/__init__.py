@@ -13,7 +13,7 @@ from benchmarks.scale import command as scale
 from benchmarks.speed import feed, large, stacked
 from benchmarks.tools.claims.rules import machine_of
 from benchmarks.tools.quote.files import read
-from benchmarks.tools.quote.tables import brief, cost, faults, rates, several, windows
+from benchmarks.tools.quote.tables import brief, cost, faults, paper, rates, several, windows
 
 __all__ = ["PARTS", "made_by", "quoted", "source"]
 
@@ -45,8 +45,15 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "decisions": {"": windows.text, "digits": windows.digits},
     "scale": {"": scale.markdown},
     "reproduce": {"": reproduce.markdown},
+    "paper": {
+        "edge": paper.edge,
+        "eq8": paper.eq8,
+        "averaging": paper.averaging,
+        "parts": paper.parts,
+        "large": paper.large,
+    },
 }
-_OVER_SEEDS = (*("regret", "hyperparameters", "delay", "replicas", "fan-out", "reproduce"),)
+_OVER_SEEDS = (*("regret", "hyperparameters", "delay", "replicas", "fan-out", "reproduce", "paper"),)
 _STATISTIC = {
     "chaos": "counts",
     "decisions": "one run of each",

@@ -132,14 +132,6 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([rates(p=0.2)], NOT_HERE),
         ([no_rates()], UNTESTED),
     ],
-    judges.paper.residual_rate: [
-        ([rates(end=0.2)], HOLDS),
-        ([rates(end=0.2), rates(task="kuairand")], PARTLY),
-        ([rates(end=0.05)], NOT_HERE),
-        ([rates(end=0.6)], NOT_HERE),
-        ([rates(decay="schedule")], UNTESTED),
-        ([no_rates()], UNTESTED),
-    ],
     judges.paper.costs_a_thousandth: [
         ([training(1.0), training(0.2)], HOLDS),
         ([training(1.0), training(2.0)], PARTLY),

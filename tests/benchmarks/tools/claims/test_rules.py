@@ -9,11 +9,11 @@ import pytest
 from benchmarks.tools.claims import judges
 from benchmarks.tools.claims.rules import Difference, Verdict, asserted, refuted, runs_of, untested
 from benchmarks.tools.claims.table import CLAIMS
-from tests.benchmarks.tools.claims import cases_own, cases_paper
+from tests.benchmarks.tools.claims import cases_own, cases_paper, cases_studies
 from tests.made_up import COLD, FULL, HIGH, LOW, NO_AUTO, a_table, regret
 
 HOLDS, PARTLY, NOT_HERE, UNTESTED = Verdict
-CASES = cases_paper.CASES | cases_own.CASES
+CASES = cases_paper.CASES | cases_own.CASES | cases_studies.CASES
 
 
 @pytest.mark.parametrize("judge", CASES, ids=lambda judge: judge.__name__)
@@ -69,6 +69,14 @@ def test_what_was_measured_is_said() -> None:
     assert text == "2 cores of Cpu: ahead in 7 of 9 comparisons"
     text, _ = judges.paper.averaging_generalises({"": a_table(), " ": a_table("charlm")})
     assert text == "held-out loss: feed +0.0000; charlm +0.0000"
+
+
+def test_a_difference_that_is_not_told_is_bounded() -> None:
+    studies = cases_studies.reassigned(("never reassigned", 0.01, 0.02), ("never reassigned", 0.01, 0.005))
+    text, _ = judges.studies.reassignment_is_critical({"": studies})
+    assert text == (
+        "feed at 0.0009: no difference larger than 3.04 %; feed at 0.0009: +1.00 (+0.50 to +1.51) %"
+    )
 
 
 def test_a_baseline_of_the_table_is_a_run_of_the_sweep() -> None:
