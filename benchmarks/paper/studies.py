@@ -109,7 +109,7 @@ _USUAL = {**asdict(Run(0.0, 0)), "seed": 0}
 
 
 def _plain(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 # ---------------------------------------------------------------------- the edge

@@ -42,7 +42,8 @@ def test_the_commit_draws_the_lines() -> None:
 def test_the_room_tests_its_file_come_first() -> None:
     mutant = Mutant("src/hdet/autolr/rule.py", 1, "", "")
     assert room_tests(mutant, ROOT)[:2] == [mutant.file, "tests/unit/autolr/test_rule.py"]
-    assert all((ROOT / test).exists() for test in (*room_tests(mutant, ROOT), *short_suite()[2:]))
+    given = (*room_tests(mutant, ROOT), *short_suite()[2:])
+    assert all((ROOT / test.partition("::")[0]).exists() for test in given)
 
 
 def test_a_mutant_is_caught_and_taken_back(tmp_path: Path) -> None:
