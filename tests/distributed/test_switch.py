@@ -1,4 +1,4 @@
-"""AutoTune in DDP, on two ranks: one gradient until a window does not improve, then each its own."""
+"""AutoTune in DDP, on two and four ranks: one gradient until a window does not improve, then each its own."""
 
 from __future__ import annotations
 
@@ -94,9 +94,14 @@ def whole(rank: int, explores: bool) -> dict[str, Any]:
     return {"explores": explores, "steps": steps, "records": records, "states": states, "ends": ends}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["explores", "averages alone"])
+@pytest.fixture(
+    scope="module",
+    params=[(2, True), (4, True), (2, False)],
+    ids=["explores", "four explore", "averages alone"],
+)
 def results(ranks: LocalProcesses, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return ranks.run(whole, request.param, size=2, timeout=120)
+    size, explores = request.param
+    return ranks.run(whole, explores, size=size, timeout=120)
 
 
 def switched_at(result: dict[str, Any]) -> int:
@@ -106,8 +111,8 @@ def switched_at(result: dict[str, Any]) -> int:
 
 
 def equal(results: list[dict[str, Any]], step: int) -> bool:
-    first, second = (result["steps"][step]["weights"] for result in results)
-    return torch.equal(first, second)
+    first, *others = (result["steps"][step]["weights"] for result in results)
+    return all(torch.equal(first, other) for other in others)
 
 
 def test_ranks_are_equal_until_the_switch_and_then_at_syncs_alone(results: list[dict[str, Any]]) -> None:
@@ -120,14 +125,14 @@ def test_ranks_are_equal_until_the_switch_and_then_at_syncs_alone(results: list[
     assert all(equal(results, step) for step in syncs)
 
 
-def test_both_ranks_are_alone_from_the_same_step_on(results: list[dict[str, Any]]) -> None:
+def test_all_ranks_are_alone_from_the_same_step_on(results: list[dict[str, Any]]) -> None:
     switch = switched_at(results[0])
     for result in results:
         assert [seen["alone"] for seen in result["steps"]] == [k >= switch for k in range(STEPS + 1)]
         assert [seen["shares"] for seen in result["steps"]] == [k < switch for k in range(STEPS + 1)]
         assert not any(seen["apart"] for seen in result["steps"][: switch + 1])
         assert result["steps"][switch + 1]["apart"]
-    assert [r.to_json() for r in results[0]["records"]] == [r.to_json() for r in results[1]["records"]]
+        assert [r.to_json() for r in result["records"]] == [r.to_json() for r in results[0]["records"]]
 
 
 def test_nothing_is_explored_before_the_switch(results: list[dict[str, Any]]) -> None:
@@ -138,7 +143,7 @@ def test_nothing_is_explored_before_the_switch(results: list[dict[str, Any]]) ->
         for h in record.hyperparameters
         if h.name == "weight_decay"
     ]
-    assert all(values == (0.1, 0.1) for step, values in decays if step <= switch)
+    assert all(set(values) == {0.1} for step, values in decays if step <= switch)
     assert any(len(set(values)) == 2 for step, values in decays if step > switch) == explores
 
 
@@ -157,7 +162,7 @@ def test_ddp_shares_again_when_all_is_over(ranks: LocalProcesses, results: list[
         assert result["ends"]["shares"], "after finish_()"
     switch, explores = switched_at(results[0]), results[0]["explores"]
     states = [result["states"][switch] for result in results]
-    assert ranks.run(detached, states, explores, size=2) == [[False, True]] * 2
+    assert ranks.run(detached, states, explores, size=len(states)) == [[False, True]] * len(states)
 
 
 # ---------------------------------------------------------------------- resume
@@ -174,6 +179,13 @@ def resumed(rank: int, states: list[bytes], at: int, explores: bool) -> list[dic
     return steps
 
 
+def assert_resumed(found: Tensor, expected: Tensor, ranks: int) -> None:
+    """Bit for bit on two ranks. DDP cuts its buckets again after the first backward pass of a process, so that
+    on four it adds the same numbers up in another order."""
+    tolerance = 0.0 if ranks == 2 else 1e-9
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("later", [-20, -3, 0, 4], ids=lambda n: str(n))
 def test_a_resumed_run_shares_as_the_unbroken_one_does(
     ranks: LocalProcesses, results: list[dict[str, Any]], later: int
@@ -181,20 +193,21 @@ def test_a_resumed_run_shares_as_the_unbroken_one_does(
     """From before the switch, at it and after it, within a window and at its end."""
     at, explores = switched_at(results[0]) + later, results[0]["explores"]
     states = [result["states"][at] for result in results]
-    again = ranks.run(resumed, states, at, explores, size=2, timeout=120)
+    again = ranks.run(resumed, states, at, explores, size=len(states), timeout=120)
     for result, steps in zip(results, again, strict=True):
         for expected, found in zip(result["steps"][at:], steps, strict=True):
             assert (found["alone"], found["shares"]) == (expected["alone"], expected["shares"])
-            assert torch.equal(found["weights"], expected["weights"])
+            assert_resumed(found["weights"], expected["weights"], len(results))
 
 
 def test_while_they_share_the_state_of_one_rank_will_do_for_all(
     ranks: LocalProcesses, results: list[dict[str, Any]]
 ) -> None:
     at, explores = switched_at(results[0]) - 3, results[0]["explores"]
-    again = ranks.run(resumed, [results[0]["states"][at]] * 2, at, explores, size=2, timeout=120)
+    size = len(results)
+    again = ranks.run(resumed, [results[0]["states"][at]] * size, at, explores, size=size, timeout=120)
     for result, steps in zip(results, again, strict=True):
-        assert torch.equal(steps[-1]["weights"], result["steps"][-1]["weights"])
+        assert_resumed(steps[-1]["weights"], result["steps"][-1]["weights"], size)
 
 
 def begun(rank: int) -> bytes:
