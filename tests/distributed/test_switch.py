@@ -180,8 +180,8 @@ def resumed(rank: int, states: list[bytes], at: int, explores: bool) -> list[dic
 
 
 def assert_resumed(found: Tensor, expected: Tensor, ranks: int) -> None:
-    """Bit for bit on two ranks. DDP cuts its buckets again after the first backward pass of a process, so that
-    on four it adds the same numbers up in another order."""
+    """Bit for bit on two ranks. DDP cuts its buckets again after a process's first backward pass, so that on
+    four it adds the same numbers up in another order."""
     tolerance = 0.0 if ranks == 2 else 1e-9
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
