@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
-from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from hdet.autolr.clock import Clock
 from hdet.autolr.snapshot import copy_into, empty_copy
@@ -140,7 +139,6 @@ class WindowMean:
         self.tensors = [wide_copy(weight) for weight in weights]
         self._halves = list(map(_has_halves, self._weights, self.tensors))
         self._narrow = any(w.dtype != m.dtype for w, m in zip(self._weights, self.tensors, strict=True))
-        self._add = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
         self._aside: dict[int, Tensor] = {}
         self._swapped = False
         self.begin(1)
@@ -156,14 +154,15 @@ class WindowMean:
         """Once a step, with the steps that are left: every k-th iterate counts, and always the last."""
         if left % self.stride or not self.tensors:
             return
-        with torch.no_grad():  # not a decorator, which costs every step as much as the rest of it
-            if not self.count:  # written over, not averaged in: what a window before left may not be finite
-                torch._foreach_copy_(self.tensors, self._seen)  # no public name: see replicas/averaging.py
-            elif self._narrow:  # one after the other: no wide copy of all weights
-                for mean, now in zip(self.tensors, self._seen, strict=True):
-                    mean.lerp_(now.to(mean.dtype), 1 / (self.count + 1))
-            else:
-                self._add(self.tensors, self._seen, self.count)
+        # Nothing here has a graph, so no_grad, which costs as much as the rest, is not needed. The foreach
+        # functions have no public name: see replicas/averaging.py.
+        if not self.count:  # written over, not averaged in: what a window before left may not be finite
+            torch._foreach_copy_(self.tensors, self._seen)
+        elif self._narrow:  # one after the other: no wide copy of all weights
+            for mean, now in zip(self.tensors, self._seen, strict=True):
+                mean.lerp_(now.to(mean.dtype), 1 / (self.count + 1))
+        else:
+            torch._foreach_lerp_(self.tensors, self._seen, 1 / (self.count + 1))
         self.count += 1
 
     @torch.no_grad()
