@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,15 +21,16 @@ __all__ = ["COURSES", "course"]
 
 #: Of the digits: what one step reads, which sixteen replicas can share.
 _DIGITS_BATCH = 64
+#: Whole batches in one pass over the 150.
+_FEW_BATCHES = 4
 
 
 def _of_feed(task: Task, name: str) -> Course:
-    return replace(_of_task(task, name), groups=newsfeed.parameter_groups, outputs=newsfeed.outputs)
+    return replace(_of_task(task, name), outputs=newsfeed.outputs)
 
 
-def _of_task(task: Task, name: str) -> Course:
-    workload = task.workload
-    found = Course(
+def _of_workload(workload: Workload, name: str, blind: float) -> Course:
+    return Course(
         name=name,
         steps=workload.steps,
         build=workload.build,
@@ -36,9 +38,12 @@ def _of_task(task: Task, name: str) -> Course:
         batches=workload.batches,
         probe=workload.probe,
         held_out=workload.held_out,
-        blind=task.blind_loss,
-        groups=newsfeed.parameter_groups,
+        blind=blind,
     )
+
+
+def _of_task(task: Task, name: str) -> Course:
+    found = replace(_of_workload(task.workload, name, task.blind_loss), groups=newsfeed.parameter_groups)
 
     @cache
     def checkpoints(seeds: tuple[int, ...]) -> Mapping[int, Mapping[str, Tensor]]:
@@ -50,27 +55,17 @@ def _of_task(task: Task, name: str) -> Course:
     return replace(found, checkpoints=checkpoints)
 
 
-def _of_digits(workload: Workload, name: str, optimizer: str) -> Course:
-    return Course(
-        name=name,
-        steps=workload.steps,
-        build=workload.build,
-        loss=workload.loss,
-        batches=workload.batches,
-        probe=workload.probe,
-        held_out=workload.held_out,
-        blind=math.log(10),
-        optimizer="adam" if optimizer == "adam" else "sgd",
-    )
+def _of_digits(workload: Workload, name: str, optimizer: Literal["adam", "sgd"]) -> Course:
+    return replace(_of_workload(workload, name, math.log(10)), optimizer=optimizer)
 
 
 def _few_digits(device: str) -> Workload:
-    """150 images, a fifth of them mislabelled, in batches that sixteen replicas can share."""
+    """128 images, a fifth of them mislabelled, in batches that sixteen replicas can share: those of
+    ``digits.make_noisy``'s 150 that fill its batches in one pass."""
     workload = digits.make_noisy(device)
-    every = (
-        torch.cat([images for images, _ in _one_pass(workload)]),
-        torch.cat([labels for _, labels in _one_pass(workload)]),
-    )
+    stream = workload.batches(0)
+    images, labels = zip(*(next(stream) for _ in range(_FEW_BATCHES)), strict=True)
+    every = torch.cat(images), torch.cat(labels)
 
     def batches(seed: int) -> Iterator[Batch]:
         return shuffled(every, _DIGITS_BATCH, generator(seed, "paper digits"))
@@ -78,16 +73,11 @@ def _few_digits(device: str) -> Workload:
     return replace(workload, batches=batches)
 
 
-def _one_pass(workload: Workload) -> list[Batch]:
-    stream = workload.batches(0)
-    return [next(stream) for _ in range(4)]
-
-
 COURSES = ("kuairand", "feed", "charlm", "digits", "few digits")
 
 
 @cache
-def course(name: str, device: str, optimizer: str = "adam", scale: str = "gpu") -> Course:
+def course(name: str, device: str, optimizer: Literal["adam", "sgd"] = "adam", scale: str = "gpu") -> Course:
     """The course by its name; ``optimizer`` is the digits'."""
     if name == "kuairand":
         return _of_feed(make("kuairand", scale, device, data_file("kuairand_feed.tsv")), name)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ def _plain(value: float) -> float | None:
 
 
 #: By course: the optimizer, N, T, and between which rates plain runs are swept.
-_EDGES: dict[str, tuple[str, int, tuple[int, ...], float, float]] = {
+_EDGES: dict[str, tuple[Literal["adam", "sgd"], int, tuple[int, ...], float, float]] = {
     "digits": ("sgd", 4, (10, 100), 0.1, 2.0),
     "kuairand": ("adam", 8, (5, 100), 3e-3, 1.0),
 }
@@ -284,7 +284,9 @@ def large(name: str, device: str, quick: bool) -> list[Cell]:
 
 
 #: By course: its course, the optimizer, rates, T and N.
-_AVERAGED: dict[str, tuple[str, str, tuple[float, ...], tuple[int, ...], tuple[int, ...]]] = {
+_AVERAGED: dict[
+    str, tuple[str, Literal["adam", "sgd"], tuple[float, ...], tuple[int, ...], tuple[int, ...]]
+] = {
     "digits, SGD": ("digits", "sgd", (0.05, 0.15, 0.42), (10, 50, 200), (4, 8, 16)),
     "digits, Adam": ("digits", "adam", (1e-3, 3e-3, 1e-2), (10, 50, 200), (4, 8, 16)),
     "few digits, Adam": ("few digits", "adam", (1e-3, 3e-3, 1e-2), (10, 50, 200), (4, 8, 16)),

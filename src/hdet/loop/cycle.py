@@ -59,7 +59,7 @@ class Cycle:
         on_event: called with every :class:`~hdet.loop.announce.Event`, on every rank.
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
-        reassign_from: the first round in which values are dealt anew.
+        reassign_from: the first round in which replicas swap values.
     """
 
     #: Optimizer steps counted so far; what a fused optimizer has skipped is taken back at a sync.

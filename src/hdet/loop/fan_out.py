@@ -101,7 +101,7 @@ class FanOut:
         design: how levels are dealt.
         seed: of the deal.
         first_round: the number of the design's round that is dealt first.
-        reassign_from: the first round that is dealt anew; those before keep the deal of the first.
+        reassign_from: the first round in which replicas swap values; before it each keeps its first one.
     """
 
     def __init__(
