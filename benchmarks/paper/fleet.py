@@ -220,23 +220,19 @@ class _Fleet:
         """Eq. 2: every replica steps along the shared gradient at its own rate, ``[runs, groups, N]``."""
         self._steps += 1
         own = rates[:, :, None] * multipliers
+        corrections = 1 - beta1**self._steps, math.sqrt(1 - _BETA2**self._steps)
+        scalars = torch.tensor([beta1, *corrections], dtype=torch.float64).to(self.device)
         for name, rows in self.weights.items():
+            first = self._first[name]
             of_replicas = gradients[name].view(*self._size, *rows.shape[2:])
-            gradient = of_replicas.mean(1, dtype=self._first[name].dtype)
-            update = self._direction(name, gradient, beta1)
-            rows.addcmul_(_like(own[:, self._group[name]], rows).to(update.dtype), update[:, None], value=-1)
-
-    def _direction(self, name: str, gradient: Tensor, beta1: float) -> Tensor:
-        first = self._first[name]
-        if not self._second:
-            if self._steps == 1:
-                return first.copy_(gradient)
-            return first.mul_(beta1).add_(gradient)
-        second = self._second[name]
-        first.lerp_(gradient, 1 - beta1)
-        second.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-        correction = math.sqrt(1 - _BETA2**self._steps)
-        return first / (second.sqrt() / correction + _EPSILON) / (1 - beta1**self._steps)
+            rate = _like(own[:, self._group[name]], rows).to(first.dtype)
+            if self._second:
+                update = _fused_adam() if rows.is_cuda and rows.numel() >= _LARGE else _adam
+                update(rows, of_replicas, first, self._second[name], rate, scalars.to(first.dtype))
+            else:
+                gradient = of_replicas.mean(1, dtype=first.dtype)
+                first.mul_(beta1 if self._steps > 1 else 0.0).add_(gradient)
+                rows.addcmul_(rate, first[:, None], value=-1)
 
     def mean(self) -> dict[str, Tensor]:
         """Of the replicas of each run."""
@@ -344,6 +340,27 @@ class _WindowMeans:
         for name, mean in means.items():
             self.best[name] = torch.where(_like(better, mean), mean, self.best[name])
             self._sums[name].zero_()
+
+
+def _adam(
+    rows: Tensor, gradients: Tensor, first: Tensor, second: Tensor, rates: Tensor, scalars: Tensor
+) -> None:
+    """Adam's step of all rows along the mean of their replicas' gradients, with β₁ and two corrections."""
+    beta1, correction1, correction2 = scalars.unbind()
+    gradient = gradients.mean(1, dtype=first.dtype)
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
+    update = first / (second.sqrt() / correction2 + _EPSILON) / correction1
+    rows.addcmul_(rates, update[:, None], value=-1)
+
+
+@cache
+def _fused_adam() -> Callable[..., None]:
+    """One pass over many million weights instead of a dozen."""
+    return torch.compile(_adam, dynamic=False)
+
+
+_LARGE = 1 << 24
 
 
 def _zeros(rows: Tensor) -> Tensor:

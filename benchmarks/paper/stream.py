@@ -41,10 +41,12 @@ class StreamModel(nn.Module):
         nn.init.normal_(self.action.weight, std=0.02)
 
     def forward(self, history: Tensor, actions: Tensor, candidate: Tensor) -> Tensor:
-        seen = self.item(history).float()
+        # Looked up together, for each look-up has a gradient as large as the table.
+        looked_up = self.item(torch.cat([history, candidate[..., None]], -1)).float()
+        seen, shown = looked_up[..., :-1, :], looked_up[..., -1, :]
         liked = (seen * actions[..., None]).mean(-2)
         passed = (seen + self.action(actions)).mean(-2)
-        logits: Tensor = self.layers(torch.cat([liked, passed, self.item(candidate).float()], -1))
+        logits: Tensor = self.layers(torch.cat([liked, passed, shown], -1))
         return logits
 
 
