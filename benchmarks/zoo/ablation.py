@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -28,10 +29,10 @@ from benchmarks.zoo.families import PARTS
 from benchmarks.zoo.plan import Cell, Plan, Run, run_of
 from benchmarks.zoo.prior import ROWS as SWEPT
 from benchmarks.zoo.runs import execute
-from hdet.autolr import best
+from hdet.autolr import best, search, window
 from hdet.autolr.rule import HorizonController
 
-__all__ = ["AS_IT_IS", "ROWS", "VARIANTS", "compare", "execute_variant", "main", "run"]
+__all__ = ["AS_IT_IS", "COSTS", "ROWS", "VARIANTS", "compare", "execute_variant", "main", "run"]
 
 ROWS = Path(__file__).with_name("rows-ablation.jsonl")
 #: The name of a variant, and one of its runs.
@@ -65,15 +66,45 @@ def _rules() -> Iterator[tuple[str, HorizonController]]:
             yield f"{name} {value:.3g}", HorizonController(**{name: value})
 
 
-#: Arguments of AutoLR, and constants of :mod:`hdet.autolr.best`.
-VARIANTS: Mapping[str, tuple[dict[str, Any], dict[str, float]]] = {
+#: Arguments of AutoLR or its probe, and constants of a module.
+_Variant = tuple[dict[str, Any], dict[tuple[ModuleType, str], float]]
+VARIANTS: Mapping[str, _Variant] = {
     AS_IT_IS: ({}, {}),
     **{name: ({"rule": rule}, {}) for name, rule in _rules()},
     "patience None": ({"patience": None}, {}),
     **{
-        f"{name.strip('_').lower()} {value:.3g}": ({}, {name: value})
+        f"{name.strip('_').lower()} {value:.3g}": ({}, {(best, name): value})
         for name, values in _INSTEAD_OF_BEST.items()
         for value in values
+    },
+}
+
+
+def _cheaper(share: float, iterates: int, batches: int) -> _Variant:
+    constants: dict[tuple[ModuleType, str], float] = {
+        (search, "_SHARE"): share,
+        (window, "_ITERATES"): iterates,
+    }
+    return {"per_sync": batches}, constants
+
+
+#: What would make AutoLR cheaper: by what share windows grow, of how many iterates their means are, and of
+#: how many batches their losses.
+COSTS: Mapping[str, _Variant] = {
+    AS_IT_IS: ({}, {}),
+    **{
+        f"windows {share:g}, iterates {iterates}, batches {batches}": _cheaper(share, iterates, batches)
+        for share, iterates, batches in (
+            (0.5, 8, 2),
+            (0.35, 8, 3),
+            (0.5, 8, 4),
+            (0.35, 8, 2),
+            (0.5, 32, 4),
+            (0.2, 8, 4),
+            (0.2, 32, 2),
+            (0.35, 32, 4),
+            (1.0, 32, 4),
+        )
     },
 }
 
@@ -81,10 +112,10 @@ VARIANTS: Mapping[str, tuple[dict[str, Any], dict[str, float]]] = {
 def execute_variant(job: Job, steps: int | None = None) -> Row:
     """The row of the zoo, with the name of the variant."""
     name, one = job
-    given, constants = VARIANTS[name]
+    given, constants = {**VARIANTS, **COSTS}[name]
     with ExitStack() as stack:
-        for constant, value in constants.items():
-            stack.enter_context(patch.object(best, constant, value))
+        for (module, constant), value in constants.items():
+            stack.enter_context(patch.object(module, constant, value))
         return {**execute(one, steps, **given), "variant": name}
 
 
@@ -97,10 +128,11 @@ def run(
     rows: Path = ROWS,
     variants: Sequence[str] = tuple(VARIANTS),
     say: Say = print,
+    name: str = "zoo-ablation",
 ) -> dict[str, Any]:
     """Run what is not in ``rows`` yet, for so many ``minutes``, and compare all that is; plain JSON."""
     done: KeptRows[Job] = KeptRows(rows, _job_of)
-    asked = Plan(cells(part), seeds=seeds, device=device)
+    asked = Plan([cell for one in part.split("+") for cell in cells(one)], seeds=seeds, device=device)
     jobs = _jobs(variants, asked, asked.cells)
     if minutes != 0:
         here = _jobs(variants, asked, can_run(asked.cells, say))
@@ -117,21 +149,27 @@ def run(
     swept = {one: row for one, row in KeptRows(SWEPT, run_of).finished.items() if one.method == "fixed"}
     wanted = set(jobs)
     failed = {f"{job[0]}: {job[1]}: {row['error']}" for job, row in done.failed.items() if job in wanted}
+    module = name.replace("-", ".")
     return {
-        **machine.about("zoo-ablation", quick=False, device=device),
-        "command": f"python -m benchmarks.zoo.ablation --part {part} --seeds {seeds} --device {device}",
+        **machine.about(name, quick=False, device=device),
+        "command": f"python -m benchmarks.{module} --part {part} --seeds {seeds} --device {device}",
         "settings": {"part": part, "cells": len(asked.cells), "seeds": seeds},
         "missing_runs": sum(job not in done.finished for job in jobs),
         "errors": sorted(failed),
-        **compare(asked.cells, {job: row for job, row in done.finished.items() if job in wanted}, swept),
+        **compare(
+            asked.cells, {job: row for job, row in done.finished.items() if job in wanted}, swept, variants
+        ),
     }
 
 
 def compare(
-    some: Sequence[Cell], finished: Mapping[Job, Row], swept: Mapping[Run, Row]
+    some: Sequence[Cell],
+    finished: Mapping[Job, Row],
+    swept: Mapping[Run, Row],
+    variants: Sequence[str] = tuple(VARIANTS),
 ) -> dict[str, dict[str, Any]]:
     """What each variant costs, beside AutoLR as it is on the same runs."""
-    by_variant: dict[str, dict[Run, Row]] = {name: {} for name in VARIANTS}
+    by_variant: dict[str, dict[Run, Row]] = {name: {} for name in variants}
     for (name, one), row in finished.items():
         by_variant[name][one] = row
     plain, found = by_variant[AS_IT_IS], {}

@@ -47,7 +47,7 @@ _PEERS: Mapping[str, Callable[..., Trainer]] = {
 
 def execute(run: Run, steps: int | None = None, **autolr: Any) -> Row:
     """The run's result, or its error; never raises. ``steps`` are the task's own if None; ``autolr`` are
-    arguments of :class:`hdet.AutoLR`."""
+    arguments of :class:`hdet.AutoLR`, or ``per_sync`` of its probe."""
     try:
         with seeded(run.seed):
             return _execute(run, TASKS[run.task].steps if steps is None else steps, autolr)
@@ -128,8 +128,8 @@ def _step(setting: Setting, optimizers: Sequence[Any]) -> Tensor:
     return loss.detach()
 
 
-def _probe(setting: Setting) -> hdet.Probe:
-    return hdet.Probe(setting.loss_fn, setting.held_out, model=setting.model)
+def _probe(setting: Setting, **given: Any) -> hdet.Probe:
+    return hdet.Probe(setting.loss_fn, setting.held_out, model=setting.model, **given)
 
 
 def _fixed(run: Run, setting: Setting, steps: int) -> Trainer:
@@ -170,10 +170,11 @@ def _autolr(run: Run, setting: Setting, steps: int, **given: Any) -> Trainer:
     """No rate is given."""
     optimizers = build(run.optimizer, setting.model, DEFAULT_RATES[run.optimizer])
     events: list[hdet.Event] = []
+    of_probe = {name: given.pop(name) for name in ("per_sync",) if name in given}
     auto = hdet.AutoLR(
         optimizers[0] if len(optimizers) == 1 else optimizers,
         total_steps=steps,
-        probe=_probe(setting),
+        probe=_probe(setting, **of_probe),
         on_event=events.append,
         **given,
     )

@@ -63,6 +63,8 @@ logger = logging.getLogger("hdet")
 #: The shortest window; momentum that remembers more steps than twice as many makes it longer, and a run that
 #: has not so many as for eight of them shorter.
 _FIRST = 10
+#: Windows are as long as this share of the steps before.
+_SHARE = 0.2
 #: Where the best weights come before this share of the run, training overfits.
 _EARLY = 0.9
 #: Fewer steps than this are not one to find how far a rate carries, one at it, and one to decay.
@@ -132,7 +134,7 @@ class Search(Door, LRScheduler):
             [LearningRate(spread=0.0)],
             probe,
             rule or HorizonController(),
-            Windows(first=shortest_window(every, total_steps), last=last),
+            Windows(first=shortest_window(every, total_steps), share=_SHARE, last=last),
             offload=offload,
             patience=patience,
             sizes=sizes,

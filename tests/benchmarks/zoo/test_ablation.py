@@ -9,7 +9,7 @@ from benchmarks.tools.quote.tables.rates import zoo_ablation
 from benchmarks.zoo import ablation
 from benchmarks.zoo.ablation import AS_IT_IS, VARIANTS, compare, execute_variant
 from benchmarks.zoo.plan import Plan, run_of
-from hdet.autolr import best
+from hdet.autolr import best, search, window
 from hdet.autolr.rule import HorizonController
 from tests.benchmarks.zoo.rows import complete, row_of
 
@@ -23,11 +23,14 @@ def test_every_constant_of_the_rule_has_a_variant_that_changes_it_alone():
         if "rule" in given:
             (name,) = (name for name, value in asdict(given["rule"]).items() if value != usual[name])
             changed.append(name)
-        assert all(getattr(best, name) != value for name, value in constants.items())
+        assert all(getattr(*place) != value for place, value in constants.items())
     assert set(changed) == {field.name for field in fields(HorizonController)}
 
 
-@pytest.mark.parametrize("name", [AS_IT_IS, "pull 0", "patience None", "max_restarts 0"])
+CHEAP = "windows 0.5, iterates 8, batches 2"
+
+
+@pytest.mark.parametrize("name", [AS_IT_IS, "pull 0", "patience None", "max_restarts 0", CHEAP])
 def test_a_variant_runs(name):
     run = Plan([]).run("autolr", (TASK, "adamw"), 0)
     row = execute_variant((name, run), steps=40)
@@ -43,6 +46,17 @@ def test_constants_are_changed_for_one_run_and_put_back(monkeypatch):
     before = best._BEHIND
     execute_variant(("behind 3", None))
     assert (seen, best._BEHIND) == ([3], before)
+
+
+def test_a_cheaper_variant_has_longer_windows(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        ablation,
+        "execute",
+        lambda run, steps, **given: seen.append((given, search._SHARE, window._ITERATES)) or {},
+    )
+    execute_variant((CHEAP, None))
+    assert seen == [({"per_sync": 2}, 0.5, 8)]
 
 
 def test_differences_are_between_the_same_runs():
