@@ -27,7 +27,7 @@ QUESTIONS = {
     "cost": Question(
         "What does it cost?",
         (
-            *("autolr", "autolr-cuda", "large"),
+            *("autolr", "autolr-cuda", "large", "zoo-cost"),
             *("step", "step-cuda", "converge", "converge-16-cores"),
         ),
     ),

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.tools.quote.tables.rates import zoo_ablation
 from benchmarks.zoo import ablation
 from benchmarks.zoo.ablation import AS_IT_IS, VARIANTS, compare, execute_variant
+from benchmarks.zoo.cost import moved
 from benchmarks.zoo.plan import Plan, run_of
 from hdet.autolr import best, search, window
 from hdet.autolr.rule import HorizonController
@@ -102,3 +103,17 @@ def test_what_is_kept_is_compared_and_not_run_again(tmp_path, monkeypatch):
     assert found["missing_runs"] == 2 * (len(VARIANTS) - 2)
     assert found["command"] == "python -m benchmarks.zoo.ablation --part dev --seeds 1 --device cpu"
     assert found["variants"]["least 1e+09"]["difference"] == 0
+
+
+def test_a_cell_has_moved_where_it_lies_beyond_what_a_fourth_seed_would():
+    committed = {
+        ("a", "adamw"): [1.0, 1.01, 0.99],
+        ("b", "adamw"): [1.0, 1.0, 1.0],
+        ("c", "sgd"): [-1.0, 1, 1],
+    }
+    losses = [("a", 1.04), ("a", 1.06), ("a", 0.94), ("b", 1.001), ("b", None), ("c", 9.0)]
+    rows = [
+        {"task": task, "optimizer": "sgd" if task == "c" else "adamw", "variant": CHEAP, "test_chosen": loss}
+        for task, loss in losses
+    ]
+    assert moved(rows, committed)[CHEAP] == [2, 1]

@@ -22,6 +22,7 @@ __all__ = [
     "costs_two_percent",
     "light_around_a_large_model",
     "never_waits",
+    "nothing_cheaper_is_as_good",
     "step_costs_little",
 ]
 
@@ -36,6 +37,23 @@ def costs_two_percent(results: Results) -> Judged:
             places.append(
                 Place(f"{text}{percent(whole, 1)} (calls {percent(calls, 1)})", max(whole, calls) <= 0.02)
             )
+    return at_places(places)
+
+
+def nothing_cheaper_is_as_good(results: Results) -> Judged:
+    """A variant counts if it is worse than AutoLR as it is, by more than its error and 0.5 %, or loses more
+    runs."""
+    places = []
+    for result in results.values():
+        variants = {name: told for name, told in result["variants"].items() if name != "as it is"}
+        least, told = min(variants.items(), key=lambda each: each[1]["difference"])
+        text = f"the least: +{percent(told['difference'], 1)}, {told['lost']} runs lost for "
+        text += f"{told['lost_as_it_is']} ({least})"
+        worse = [
+            told["difference"] > max(told["error"], 0.005) or told["lost"] > told["lost_as_it_is"]
+            for told in variants.values()
+        ]
+        places += counted(text, worse)
     return at_places(places)
 
 

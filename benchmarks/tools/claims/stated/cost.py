@@ -14,6 +14,13 @@ CLAIMS = (
     Claim(
         "cost",
         "docs/evidence.md",
+        "AutoLR with fewer windows, iterates or batches is not as good",
+        cost.nothing_cheaper_is_as_good,
+        ("zoo-cost",),
+    ),
+    Claim(
+        "cost",
+        "docs/evidence.md",
         "AutoLR adds at most 2 % of wall-clock",
         cost.costs_two_percent,
         ("autolr", "autolr-cuda"),

@@ -26,6 +26,7 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "lightbench": {"": rates.lightbench},
     "zoo": {"": rates.zoo},
     "zoo-ablation": {"": rates.zoo_ablation},
+    "zoo-cost": {"": rates.zoo_cost},
     "zoo-choice": {"": rates.zoo_choice},
     "zoo-replicas": {
         "": several.zoo_replicas,
@@ -58,7 +59,7 @@ _STATISTIC = {
     "chaos": "counts",
     "decisions": "one run of each",
     "lightbench": "counts",
-    **dict.fromkeys(("zoo", "zoo-ablation"), "means over seeds"),
+    **dict.fromkeys(("zoo", "zoo-ablation", "zoo-cost"), "means over seeds"),
     "zoo-choice": "means over runs",
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",

@@ -70,6 +70,15 @@ def ablation(*pays: bool) -> dict[str, Any]:
     return {"variants": {"as it is": {"pays": False}, **changes}}
 
 
+def cheaper(*variants: tuple[float, int]) -> dict[str, Any]:
+    """Differences to AutoLR as it is, which has lost four runs, with an error of 1 %; and lost runs."""
+    told = {
+        f"windows {k}": {"difference": difference, "error": 0.01, "lost": lost, "lost_as_it_is": 4}
+        for k, (difference, lost) in enumerate(variants)
+    }
+    return {"variants": {"as it is": {}, **told}}
+
+
 def choice(*behind: float) -> dict[str, Any]:
     """By so much the rule is behind the best of others, with one batch and with more."""
 
@@ -161,6 +170,12 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([ablation(True, True)], HOLDS),
         ([ablation(True, False)], PARTLY),
         ([ablation(False, False)], NOT_HERE),
+    ],
+    judges.cost.nothing_cheaper_is_as_good: [
+        ([cheaper((0.02, 4), (0.02, 4))], HOLDS),
+        ([cheaper((0.02, 4), (0.008, 5))], HOLDS),
+        ([cheaper((0.02, 4), (0.008, 4))], PARTLY),
+        ([cheaper((0.004, 4))], NOT_HERE),
     ],
     judges.rates.chooses_as_well_as_any: [
         ([choice(-0.1, 0.004)], HOLDS),
