@@ -185,9 +185,9 @@ def zoo_cost(result: dict[str, Any]) -> str:
     note = (
         "As it is: windows 0.2, iterates 32, batches 4. Excess over the tuned sweep in %, the mean over "
         "cells of which none counts for more than 100 %; *difference* from AutoLR as it is, on the same "
-        "cells and seed, ± its standard error over families. *Above*, *below*: beyond the interval of 95 % that "
-        "AutoLR's three committed seeds give a fourth. By chance that is one cell in twenty, if nothing but "
-        "the seed were another; AutoLR as it is has one of the three."
+        "cells and seed, ± its standard error over families. *Above*, *below*: beyond the interval of 95 % "
+        "that AutoLR's three committed seeds give a fourth. By chance that is one cell in twenty, if nothing "
+        "but the seed were another; AutoLR as it is has one of the three."
     )
     return f"{markdown(headings, rows)}\n\n{note}"
 
