@@ -36,7 +36,8 @@ class Run:
         draw = torch.Generator().manual_seed(rank)
         self.samples = x[:8], y[:8] + 0.5 * torch.randn(8, 1, generator=draw, dtype=y.dtype)
         held_out = [tasks.batch(rank, 10_000 + k) for k in range(8)]
-        probe = hdet.Probe(self.loss, held_out, model=self.model)
+        self.measured = 0
+        probe = hdet.Probe(self.measure, held_out, model=self.model)
         self.tune = hdet.AutoTune(
             self.optimizer,
             [hdet.WeightDecay()] if explores else [],
@@ -47,6 +48,10 @@ class Run:
 
     def loss(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         return (self.model(pair[0]) - pair[1]).square().mean()
+
+    def measure(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        self.measured += 1
+        return self.loss(pair)
 
     def step(self, *, by_hand: bool = False) -> SyncRecord | None:
         self.optimizer.zero_grad()
@@ -66,6 +71,7 @@ class Run:
             "alone": self.tune.trains_alone,
             "apart": self.tune.apart,
             "shares": getattr(self.model, "require_backward_grad_sync", None),
+            "measured": self.measured,
         }
 
     def save(self) -> bytes:
@@ -133,6 +139,17 @@ def test_all_ranks_are_alone_from_the_same_step_on(results: list[dict[str, Any]]
         assert not any(seen["apart"] for seen in result["steps"][: switch + 1])
         assert result["steps"][switch + 1]["apart"]
         assert [r.to_json() for r in result["records"]] == [r.to_json() for r in results[0]["records"]]
+
+
+def test_equal_replicas_are_not_measured_twice(results: list[dict[str, Any]]) -> None:
+    """Four batches at the mean and two at the end; once they differ, four at each one's own mean as well."""
+    switch, explores = switched_at(results[0]), results[0]["explores"]
+    measured = [seen["measured"] for seen in results[0]["steps"]]
+    syncs = [record.step for record in results[0]["records"]]
+    passes = {step: measured[step] - measured[step - 1] for step in syncs}
+    assert {passes[step] for step in syncs[2:] if step <= switch} == {6}
+    later = [step for step in syncs if switch < step < STEPS]
+    assert max(passes[step] for step in later) == (10 if explores else 6)
 
 
 def test_nothing_is_explored_before_the_switch(results: list[dict[str, Any]]) -> None:

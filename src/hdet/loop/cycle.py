@@ -103,9 +103,7 @@ class Cycle:
         facts = agree_on_run(caller, replicas, optimizer, model, policies, obstacle, settings)
         sharing = self._sharing = GradientSharing(caller, gradients, replicas, model)
         self._own_gradients = sharing.own_gradients
-        #: Whether there is one gradient for everybody now, and each rank will have its own later.
-        self._shares = sharing.shares_first
-        if self._shares and all(policy.stood is None for policy in policies):
+        if sharing.shares and all(policy.stood is None for policy in policies):
             raise ValueError(
                 f"{caller}: gradients must be 'all', 'none' or an hdet.Arms, got 'switch', which needs to "
                 "know when the loss falls no more, as hdet.AutoTune does"
@@ -202,6 +200,7 @@ class Cycle:
             sharing.by_arm,
             fan_out.silenced,
             own,
+            lambda: sharing.shares,
         )
         self._agreement = Agreement(context, fan_out, self._policies)
         # Replicas that differ in their learning rates alone lie on one line.
@@ -236,7 +235,7 @@ class Cycle:
         elif replicas.size > 1 and replicas.local_count == 1:
             where = ", one a process"
         steps = "an open number of" if self.total_steps is None else f"{self.total_steps}"
-        if self._shares:
+        if self._sharing.shares:
             where += "; one gradient for all until a window does not improve, then each its own"
         described = [words for policy in self._policies if (words := policy.describe())]
         return "; ".join([f"{replicas.size} replica{several}{where}; {steps} steps", *described])
@@ -280,13 +279,13 @@ class Cycle:
     @property
     def apart(self) -> bool:
         """Whether the replicas' weights differ now, so that one rank's are not the run's."""
-        differs = (self._own_gradients and not self._shares) or self._fan_out.explores
+        differs = (self._own_gradients and not self._sharing.shares) or self._fan_out.explores
         return self.replicas.size > 1 and self._since_sync > 0 and differs
 
     @property
     def trains_alone(self) -> bool:
         """Whether every rank trains on gradients of its own."""
-        return self._own_gradients and self._sharing.ranks_per_arm == 1 and not self._shares
+        return self._own_gradients and self._sharing.ranks_per_arm == 1 and not self._sharing.shares
 
     @property
     def switches(self) -> bool:
@@ -428,7 +427,7 @@ class Cycle:
         judging = [policy for policy in self._policies if policy.judges(self.steps)]
         gathered = self._meeting.sync(self.steps, self._round, self._training_loss, judging)
         self._since_sync = 0
-        warnings = self._meeting.warnings(self.steps, gathered, shares=self._shares)
+        warnings = self._meeting.warnings(self.steps, gathered, shares=self._sharing.shares)
         self._fan_out.restore()
         decided = self._decide(judging, gathered)
         if decided.went_back:
@@ -440,7 +439,7 @@ class Cycle:
             self._announcer.warn_once(warning, kind)
         events = [*gathered.events, *decided.events]
         parted: tuple[str, ...] = ()
-        if self._shares and self._stood:
+        if self._sharing.shares and self._stood:
             parted = ("the loss falls no more: from here on every replica has a gradient of its own",)
             self._announcer.log(logging.INFO, f"step {self.steps}: {parted[0]}")  # no warning
             self._share(False)
@@ -474,7 +473,6 @@ class Cycle:
     def _share(self, shares: bool) -> None:
         """One gradient for everybody, or each rank its own."""
         if self.switches:
-            self._shares = shares
             self._sharing.part(not shares)
 
     def _decide(self, judging: Sequence[Policy], gathered: Gathered) -> Decided:

@@ -61,8 +61,8 @@ class GradientSharing:
         among = replicas.size if arms == "all" else 1
         if isinstance(arms, int):
             among = replicas.size // arms
-        #: Whether there is one gradient for everybody, until :meth:`part`.
-        self.shares_first = gradients == "switch" and replicas.size > 1
+        #: Whether there is one gradient for everybody at first, and each rank has its own later; and now.
+        self.shares_first = self.shares = gradients == "switch" and replicas.size > 1
         self._ddps = ddps(model) if self.shares_first else []
         #: Whether ranks differ by more than what the optimizer makes of one gradient.
         self.own_gradients = among < replicas.size
@@ -77,6 +77,7 @@ class GradientSharing:
 
     def part(self, apart: bool = True) -> None:
         """From the next step on DDP leaves each rank the gradient that it has, or shares them again."""
+        self.shares = not apart
         for ddp in self._ddps:
             ddp.require_backward_grad_sync = not apart
 

@@ -42,6 +42,7 @@ class Context:
         by_arm: from a value of every rank to one of every arm.
         regularisers_off: a context in which they are.
         own_gradients: whether replicas train by themselves.
+        shares: whether they do not yet, and have one gradient for all.
     """
 
     caller: str
@@ -52,6 +53,7 @@ class Context:
     by_arm: Callable[[Sequence[float]], tuple[float, ...]]
     regularisers_off: Callable[[], AbstractContextManager[None]]
     own_gradients: bool = False
+    shares: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)

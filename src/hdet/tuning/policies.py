@@ -119,14 +119,18 @@ class WindowRegression(Regression):
         self.start(step)
 
     def at_own(self) -> list[float | Tensor]:
-        """A mean is finite only if every iterate was: a lost replica shows here."""
+        """A mean is finite only if every iterate was: a lost replica shows here. As long as all have one
+        gradient their means are that of all, which need not be measured twice."""
         self.own_loss = None
+        if self._context.shares():
+            return []
         self.own_loss = _mean_of_each(self._horizon.losses_at_own_mean())
         return [self.own_loss]
 
     def at_mean(self) -> list[float | Tensor]:
         """The horizon has measured it, on the same batches."""
-        return [_mean_of_each(self._horizon.mean_losses)]
+        mean = _mean_of_each(self._horizon.mean_losses)
+        return [mean, mean] if self._context.shares() else [mean]
 
     def move(self, levels: Sequence[tuple[float, ...]], losses: tuple[float, ...]) -> Decided:
         """By windows that did not improve alone: in others a value may be better because it learns faster."""
