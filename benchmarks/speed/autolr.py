@@ -1,27 +1,36 @@
-"""What AutoLR costs: whole runs beside plain training, the time spent in its calls, the memory it holds.
+"""What AutoLR costs: whole runs beside plain training, the time spent in its calls, the memory it holds; a
+step between windows, beside OneCycleLR's; and runs of AutoLR and AutoTune beside plain DDP on two ranks.
 
-Whole runs take turns in the order A B B A, in one process, on one model. Probe batches are as large as
-training batches. The share of time falls with the length of a run, since windows grow with it.
+On a CPU runs take turns step by step, so that a machine which others use, too, is as slow for the one as for
+the other; on a GPU, which must not be waited for at every step, whole runs do, in the order A B B A. Probe
+batches are as large as training batches. The share of time falls with the length of a run, since windows grow
+with it.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from benchmarks import machine
 from benchmarks.machine import rounded
 from benchmarks.workloads import WORKLOADS, Batch, Workload
 from hdet.autolr.auto_lr import AutoLR
 from hdet.autolr.schedule import WarmStableDecay
+from hdet.hyperparameters import WeightDecay
 from hdet.probes.probe import Probe
+from hdet.replicas.launch import LocalProcesses
+from hdet.tuning.auto_tune import AutoTune
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,17 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["run", "table"]
 
 _GOAL = 0.02
-#: Steps of a run: those of the benchmark, and a longer one.
-_STEPS = {"cpu": (600, 2400), "cuda": (2000,)}
+#: A step between windows, over OneCycleLR's.
+_QUIET_GOAL = 2.5
+#: Steps of a run, from short to long; and whether SGD has it, too.
+_STEPS = {"cpu": {600: True, 2400: True, 10_000: False}, "cuda": {500: False, 2000: False}}
+_DDP_STEPS = (600, 2400)
 _PROBE_SEED = 123_457
-
-
-class _Timed(NamedTuple):
-    """Seconds of one run, those spent in the scheduler's calls, and bytes on the GPU at its end."""
-
-    whole: float
-    scheduler: float
-    on_device: int
 
 
 def run(
@@ -52,10 +56,19 @@ def run(
     workload = WORKLOADS[name]("cpu" if kind == "cpu" else "gpu", device)
     batches = list(islice(workload.batches(0), 64))
     rows = []
-    for optimizer in ("AdamW", "SGD") if kind == "cpu" else ("AdamW",):
-        for steps in (60,) if quick else _STEPS[kind]:
+    lengths = {60: True} if quick else _STEPS[kind]
+    for optimizer in ("AdamW", "SGD"):
+        for steps in (steps for steps, also in lengths.items() if also or optimizer == "AdamW"):
             say(f"{name}, {optimizer}, {steps} steps")
             rows.append(_measure(workload, batches, optimizer, steps))
+    say("a step between windows")
+    quiet = [_between_windows(groups, device, blocks=20 if quick else 400) for groups in (1, 4)]
+    beside_ddp = []
+    if kind == "cpu":
+        with LocalProcesses(2) as ranks:
+            for steps in (40,) if quick else _DDP_STEPS:
+                say(f"DDP on two ranks, {steps} steps")
+                beside_ddp.append(ranks.run(_in_ddp, name, steps, timeout=600)[0])
     goals = {
         f"more wall-clock than plain training, {row['optimizer']}, {row['steps']} steps": {
             "at_most": _GOAL,
@@ -64,72 +77,190 @@ def run(
         }
         for row in rows
     }
+    goals |= {
+        f"a step between windows over OneCycleLR's, parameter groups: {row['groups']}": {
+            "at_most": _QUIET_GOAL,
+            "measured": row["ratio"],
+            "met": row["ratio"] <= _QUIET_GOAL,
+        }
+        for row in quiet
+    }
     result: dict[str, Any] = rounded(
-        {**machine.about("autolr", quick=quick, device=device), "goals": goals, "rows": rows}
+        {**machine.about("autolr", quick=quick, device=device), "goals": goals, "rows": rows, "quiet": quiet}
+        | {"ddp": beside_ddp}
     )
     return result
 
 
+class _Run:
+    """A run with AutoLR, or with the schedule that it draws, at a size of rate that AutoLR reaches."""
+
+    def __init__(
+        self, workload: Workload, batches: list[Batch], kind: str, steps: int, *, auto: bool
+    ) -> None:
+        self._workload, self._batches = workload, cycle(batches)
+        self.model = workload.build(0).train()
+        parameters = self.model.parameters()
+        self._optimizer: Optimizer = (
+            AdamW(parameters, lr=1e-3) if kind == "AdamW" else SGD(parameters, 0.05, momentum=0.9)
+        )
+        self.auto: AutoLR | None = None
+        if auto:
+            drawn = workload.batches(_PROBE_SEED)
+            probe = Probe(lambda b: workload.loss(self.model, b), _endless(drawn), model=self.model)
+            self.auto = AutoLR(self._optimizer, total_steps=steps, probe=probe)
+        plain = LambdaLR(self._optimizer, WarmStableDecay.of(steps))
+        self._after_step: Callable[[], object] = plain.step if self.auto is None else self.auto.step
+        #: Seconds of all steps, and those in the scheduler's calls: on a GPU the host's part alone.
+        self.seconds = self.in_calls = 0.0
+        #: Bytes on the GPU at its end.
+        self.on_device = 0
+
+    def step(self) -> None:
+        """One step, timed."""
+        began = time.perf_counter()
+        self._workload.loss(self.model, next(self._batches)).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        before = time.perf_counter()
+        self._after_step()
+        end = time.perf_counter()
+        self.seconds += end - began
+        self.in_calls += end - before
+
+
 def _measure(workload: Workload, batches: list[Batch], optimizer: str, steps: int) -> dict[str, Any]:
-    model = workload.build(0).train()
-    _train(workload, model, batches, optimizer, 20, auto=False)  # what is made once is made
-    runs = [_train(workload, model, batches, optimizer, steps, auto=a) for a in (False, True, True, False)]
-    (plain, _), (first, auto), (second, _), (last, _) = runs
-    whole_plain, whole_auto = plain.whole + last.whole, first.whole + second.whole
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    make = partial(_Run, workload, batches, optimizer, steps)
+    on_gpu = batches[0][0].is_cuda
+    runs = _in_a_row(make, steps) if on_gpu else _step_by_step([make(auto=False), make(auto=True)], steps)
+    plain, autos = ([run for run in runs if (run.auto is not None) is auto] for auto in (False, True))
+    whole = sum(run.seconds for run in plain)
+    weights = sum(p.numel() * p.element_size() for p in runs[0].model.parameters())
+    auto = autos[0].auto
     assert auto is not None
-    in_calls = first.scheduler + second.scheduler - plain.scheduler - last.scheduler
-    return {
+    row = {
         "workload": workload.name,
         "optimizer": optimizer,
         "steps": steps,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "step_ms": whole_plain / (2 * steps) * 1e3,
-        "seconds_abba": [timed.whole for timed, _ in runs],
-        "overhead": whole_auto / whole_plain - 1,
-        # On a GPU the host does not wait, so this is the host's part alone.
-        "overhead_in_calls": in_calls / whole_plain,
+        "parameters": sum(p.numel() for p in runs[0].model.parameters()),
+        "step_ms": whole / (len(plain) * steps) * 1e3,
+        "seconds": [run.seconds for run in runs],
+        "overhead": sum(run.seconds for run in autos) / whole - 1,
+        "overhead_in_calls": (sum(r.in_calls for r in autos) - sum(r.in_calls for r in plain)) / whole,
         "extra_memory_in_weights": auto.extra_bytes() / weights,
-        "extra_on_device_in_weights": (first.on_device - plain.on_device) / weights,
+    }
+    if on_gpu:
+        row["extra_on_device_in_weights"] = (autos[0].on_device - plain[0].on_device) / weights
+    return row
+
+
+def _step_by_step(runs: list[_Run], steps: int) -> list[_Run]:
+    """Every step of each in turn, every other time backwards."""
+    for taken in range(steps):
+        for run in runs if taken % 2 else reversed(runs):
+            run.step()
+    return runs
+
+
+def _in_a_row(make: Callable[..., _Run], steps: int) -> list[_Run]:
+    """Plain, AutoLR, AutoLR, plain: whole runs, the last of the device's work included."""
+    done: list[_Run] = []
+    for auto in (False, False, True, True, False):
+        run = make(auto=auto)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps if done else 20):
+            run.step()
+        torch.cuda.synchronize()
+        run.seconds, run.on_device = time.perf_counter() - began, torch.cuda.memory_allocated()
+        done.append(run)
+    return done[1:]  # before the first, what is made once was made
+
+
+def _between_windows(groups: int, device: str, blocks: int) -> dict[str, Any]:
+    """Microseconds that a scheduler adds to a step of four weights a group, its hooks included, by medians of
+    short blocks; AutoLR's windows are long by then, and those blocks in which one ends are not the median."""
+    loops = {name: _tiny(name, groups, device) for name in ("none", "OneCycleLR", "AutoLR")}
+    for loop in loops.values():
+        _seconds_of(loop, 2000)
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for block in range(blocks):
+        for name in loops if block % 2 else reversed(loops):
+            times[name].append(_seconds_of(loops[name], 10) * 1e5)
+    none, one_cycle, auto = (statistics.median(times[name]) for name in loops)
+    added = {"optimizer_us": none, "one_cycle_us": one_cycle - none, "autolr_us": auto - none}
+    return {"groups": groups, **added, "ratio": (auto - none) / (one_cycle - none)}
+
+
+def _tiny(name: str, groups: int, device: str) -> Callable[[], object]:
+    weights = nn.ParameterList(torch.ones(4, device=device) for _ in range(groups))
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 1e-3)
+    optimizer = AdamW([{"params": [weight]} for weight in weights], lr=1e-3)
+    if name == "none":
+        return optimizer.step
+    if name == "OneCycleLR":
+        schedule: Any = OneCycleLR(optimizer, 1e-3, 1_000_000)
+    else:
+        held_out = list(torch.eye(4, device=device))  # the loss falls for good, as the gradient says
+        probe = Probe(lambda batch: (weights[0] * batch).sum(), held_out, model=weights)
+        schedule = AutoLR(optimizer, total_steps=1_000_000, probe=probe)
+
+    def step() -> None:
+        optimizer.step()
+        schedule.step()
+
+    return step
+
+
+def _seconds_of(step: Callable[[], object], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    return time.perf_counter() - began
+
+
+def _in_ddp(rank: int, name: str, steps: int) -> dict[str, Any]:
+    """Seconds of runs of plain DDP, AutoLR, and AutoTune of the weight decay, step by step in turn."""
+    torch.set_num_threads(1)
+    arms = ("plain", "AutoLR", "AutoTune")
+    loops = {arm: _ddp_loop(arm, name, rank, steps) for arm in arms}
+    seconds = dict.fromkeys(arms, 0.0)
+    for taken in range(steps):
+        for arm in arms if taken % 2 else reversed(arms):
+            seconds[arm] += _seconds_of(loops[arm], 1)
+    return {
+        "ranks": 2,
+        "steps": steps,
+        "step_ms": seconds["plain"] / steps * 1e3,
+        "seconds": seconds,
+        "overhead": {arm: seconds[arm] / seconds["plain"] - 1 for arm in arms[1:]},
     }
 
 
-def _train(
-    workload: Workload, model: nn.Module, batches: list[Batch], kind: str, steps: int, *, auto: bool
-) -> tuple[_Timed, AutoLR | None]:
-    """One run; plain training has a scheduler too, and steps at a size that AutoLR reaches."""
-    finish: Callable[[], object] = torch.cuda.synchronize if batches[0][0].is_cuda else lambda: None
-    with torch.no_grad():
-        for parameter, fresh in zip(model.parameters(), workload.build(0).parameters(), strict=True):
-            parameter.copy_(fresh)
-    optimizer: Optimizer = (
-        AdamW(model.parameters(), lr=1e-3) if kind == "AdamW" else SGD(model.parameters(), 0.05, momentum=0.9)
-    )
-    found = None
-    if auto:
-        drawn = workload.batches(_PROBE_SEED)
-        found = AutoLR(
-            optimizer,
-            total_steps=steps,
-            probe=Probe(lambda b: workload.loss(model, b), _endless(drawn), model=model),
-        )
-        after_step: Callable[[], object] = found.step
+def _ddp_loop(arm: str, name: str, rank: int, steps: int) -> Callable[[], object]:
+    """One step of it."""
+    workload = WORKLOADS[name]("cpu", "cpu")
+    batches = cycle(list(islice(workload.batches(rank), 64)))
+    model = DistributedDataParallel(workload.build(0).train())
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    held_out = list(islice(workload.batches(_PROBE_SEED + rank), 8))
+    probe = Probe(lambda batch: workload.loss(model, batch), held_out, model=model)
+    schedule: Any
+    if arm == "plain":
+        schedule = LambdaLR(optimizer, WarmStableDecay.of(steps))
+    elif arm == "AutoLR":
+        schedule = AutoLR(optimizer, total_steps=steps, probe=probe)
     else:
-        after_step = LambdaLR(optimizer, WarmStableDecay.of(steps)).step
-    spent = 0.0
-    finish()
-    began = time.perf_counter()
-    for step in range(steps):
-        loss = workload.loss(model, batches[step % len(batches)])
-        loss.backward()  # type: ignore[no-untyped-call]
+        schedule = AutoTune(optimizer, [WeightDecay()], total_steps=steps, probe=probe)
+
+    def step() -> None:
+        workload.loss(model, next(batches)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        before = time.perf_counter()
-        after_step()
-        spent += time.perf_counter() - before
-    finish()
-    on_device = torch.cuda.memory_allocated() if batches[0][0].is_cuda else 0
-    return _Timed(time.perf_counter() - began, spent, on_device), found
+        schedule.step()
+
+    return step
 
 
 def _endless(batches: Iterator[Batch]) -> Callable[[int], Batch]:
@@ -151,4 +282,11 @@ def table(result: dict[str, Any]) -> Table:
             f"{100 * row['overhead_in_calls']:.1f} %",
             f"{row['extra_memory_in_weights']:.1f} × the weights",
         )
+    for row in result["quiet"]:
+        added = f"{row['autolr_us']} µs for OneCycleLR's {row['one_cycle_us']}"
+        view.add_row(f"a step between windows, groups: {row['groups']}", "", added, "", "")
+    for row in result["ddp"]:
+        for arm, more in row["overhead"].items():
+            run = f"{arm} in DDP on two ranks, {row['steps']:,} steps"
+            view.add_row(run, f"{row['step_ms']} ms", f"{100 * more:.1f} %", "", "")
     return view

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
@@ -67,6 +68,8 @@ _FIRST = 10
 _SHARE = 0.2
 #: Where the best weights come before this share of the run, training overfits.
 _EARLY = 0.9
+#: After so many windows it is known how long a step takes; below this many seconds calls are a share of it.
+_TIMED_WINDOWS, _SHORT_STEP = 8, 1e-3
 #: Fewer steps than this are not one to find how far a rate carries, one at it, and one to decay.
 _LEAST_STEPS = 4
 
@@ -164,6 +167,10 @@ class Search(Door, LRScheduler):
         )
         #: For the summary: windows, rollbacks, the probe's first and last loss, the learning rate found.
         self._windows = self._rollbacks = 0
+        #: When the first step of this process was counted, how many were before it, and the seconds that
+        #: windows' ends have taken since.
+        self._began: tuple[float, int] | None = None
+        self._spent = 0.0
         self._first_loss = self._last_loss = self._rate = math.nan
         if replicas.world_rank == 0:
             for doubt in _doubts(self._name, every, probe):
@@ -178,6 +185,8 @@ class Search(Door, LRScheduler):
         """
         cycle = self._cycle
         before = cycle.steps
+        if self._began is None:
+            self._began = time.perf_counter(), before
         used = self.get_last_lr() if self._plain else []
         shape, decays = self._shape, None
         if isinstance(shape, WarmStableDecay) and shape.decay_from is not None and before >= shape.decay_from:
@@ -227,6 +236,9 @@ class Search(Door, LRScheduler):
     def _count(self, record: SyncRecord, lrs: Sequence[float]) -> None:
         """Remember a window, trained at ``lrs``, for the summary."""
         self._windows += 1
+        self._spent += record.milliseconds / 1e3
+        if self._windows == _TIMED_WINDOWS:
+            self._tell_cost()
         self._rollbacks += any(": back to " in event for event in record.events)
         seen = record.horizon[0]
         if math.isnan(self._first_loss):
@@ -236,6 +248,22 @@ class Search(Door, LRScheduler):
             self._last_loss = loss if math.isfinite(loss) else self._last_loss
         if seen.action != "back" and seen.why != DECAYS:
             self._rate = max([lr for lr in lrs if math.isfinite(lr)], default=self._rate)
+
+    def _tell_cost(self) -> None:
+        """Where a step is so short that calls and probing are much of it, and how to spend less."""
+        assert self._began is not None
+        began, before = self._began
+        whole, steps = time.perf_counter() - began, self.steps - before
+        if self._cycle.replicas.world_rank or not 0 < whole - self._spent < _SHORT_STEP * steps:
+            return
+        logger.info(
+            "%s: a step takes %.2g ms, of which hdet's hooks and calls are some 0.03 to 0.1; windows' ends "
+            "have taken %.0f %% of the time so far, and a smaller share as windows grow. Larger batches, or "
+            "Probe(..., per_sync=2), cost less",
+            self._name,
+            1e3 * (whole - self._spent) / steps,
+            100 * self._spent / whole,
+        )
 
     def _log_summary(self) -> None:
         """One line, once, if anything was measured: what the run found, or that it did not improve."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -90,6 +91,7 @@ class Cycle:
         self._caller = caller
         #: Torch's own, beneath whatever wrapped it.
         self.optimizer = optimizer
+        self._device = every_parameter(optimizer)[0].device
         self._policies = list(policies)
         self.replicas = replicas
         #: S, or None while nobody knows.
@@ -422,6 +424,8 @@ class Cycle:
         self._sync_at = min(ends, default=math.inf)
 
     def _sync(self) -> SyncRecord:
+        if self._device.type == "cuda":  # a sync reads losses, and would wait later: its time is its own
+            torch.cuda.synchronize(self._device)
         began = time.perf_counter()
         self._warn_if_overwritten(self.steps)
         judging = [policy for policy in self._policies if policy.judges(self.steps)]

@@ -77,10 +77,12 @@ def test_the_cost_of_auto_lr_is_measured() -> None:
     result = autolr.run(quick=True)
     assert result["command"] == "python -m benchmarks autolr --quick"
     for row in result["rows"]:
-        assert len(row["seconds_abba"]) == 4
-        assert row["overhead"] == pytest.approx(
-            sum(row["seconds_abba"][1:3]) / (row["seconds_abba"][0] + row["seconds_abba"][3]) - 1, abs=0.01
-        )
+        plain, auto = row["seconds"]
+        assert row["overhead"] == pytest.approx(auto / plain - 1, rel=0.01, abs=0.01)
+        assert row["overhead_in_calls"] > 0
+    assert [row["groups"] for row in result["quiet"]] == [1, 4]
+    (beside_ddp,) = result["ddp"]
+    assert beside_ddp["overhead"].keys() == {"AutoLR", "AutoTune"}
     # The mean, and a sketch that of so small a model is a copy; with the host the best, the beginning, and
     # weights and optimizer state again in the snapshot.
     adamw, sgd = (row["extra_memory_in_weights"] for row in result["rows"])

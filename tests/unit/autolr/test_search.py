@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, lr_scheduler
 
 from hdet import AutoLR, Probe
+from hdet.autolr import search
 from hdet.autolr.search import shortest_window
 from tests.unit.training import Training, X, network, probe_of, squared, train
 
@@ -133,6 +134,16 @@ def test_a_run_that_improved_says_what_it_found(caplog: pytest.LogCaptureFixture
     assert f"found is {best.rate:.2g}, the best probably between {best.rates[0]:.1g} and " in message
     assert f"({len(run.records)} windows, 0 rollbacks)" in message
     assert "finish_() loads the mean of step 180" in message
+
+
+@pytest.mark.parametrize(("short", "times"), [(10.0, 1), (1e-9, 0)])
+def test_where_a_step_is_short_it_says_once_what_it_costs(
+    short: float, times: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "hdet")
+    monkeypatch.setattr(search, "_SHORT_STEP", short)
+    Training().run(200)
+    assert sum("a step takes" in record.message for record in caplog.records) == times
 
 
 def test_a_run_that_did_not_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -64,7 +64,7 @@ _STATISTIC = {
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
     "deepobs": "means over seeds ± their deviation",
-    "autolr": "whole runs in the order A B B A",
+    "autolr": "runs take turns, on a CPU step by step, on a GPU in the order A B B A",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds; what follows ± is half of the 95 % confidence interval"),
 }
 

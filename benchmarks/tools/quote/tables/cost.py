@@ -65,4 +65,15 @@ def autolr(result: dict[str, Any]) -> str:
             f"(in its calls {100 * row['overhead_in_calls']:.1f} %) | "
             f"{row['extra_memory_in_weights']:.1f} × the weights |"
         )
+    for row in result.get("ddp", []):
+        for arm, more in row["overhead"].items():
+            lines.append(
+                f"| {arm} in DDP on two gloo ranks, {row['steps']:,} steps | {row['step_ms']:.1f} ms | "
+                f"{100 * more:.1f} % | |".replace("-", "−")
+            )
+    for row in result.get("quiet", []):
+        lines.append(
+            f"| a step between windows, groups: {row['groups']} | – | {row['autolr_us']:.0f} µs, "
+            f"OneCycleLR {row['one_cycle_us']:.0f} µs (×{row['ratio']:.1f}) | |"
+        )
     return "\n".join(lines)
