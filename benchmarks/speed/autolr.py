@@ -12,12 +12,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "table"]
 
-_GOAL = 0.02
+#: More wall-clock than plain training, up to so many steps and beyond.
+_GOAL, _LONG, _LONG_GOAL = 0.02, 2400, 0.01
 #: A step between windows, over OneCycleLR's.
 _QUIET_GOAL = 2.5
 #: Steps of a run, from short to long; and whether SGD has it, too.
@@ -71,9 +73,9 @@ def run(
                 beside_ddp.append(ranks.run(_in_ddp, name, steps, timeout=600)[0])
     goals = {
         f"more wall-clock than plain training, {row['optimizer']}, {row['steps']} steps": {
-            "at_most": _GOAL,
+            "at_most": (goal := _GOAL if row["steps"] < _LONG else _LONG_GOAL),
             "measured": row["overhead"],
-            "met": row["overhead"] <= _GOAL,
+            "met": row["overhead"] <= goal,
         }
         for row in rows
     }
@@ -92,62 +94,67 @@ def run(
     return result
 
 
+@dataclass
 class _Run:
-    """A run with AutoLR, or with the schedule that it draws, at a size of rate that AutoLR reaches."""
+    """A training loop; plain ones have the schedule that AutoLR draws, at a size of rate that it reaches."""
 
-    def __init__(
-        self, workload: Workload, batches: list[Batch], kind: str, steps: int, *, auto: bool
-    ) -> None:
-        self._workload, self._batches = workload, cycle(batches)
-        self.model = workload.build(0).train()
-        parameters = self.model.parameters()
-        self._optimizer: Optimizer = (
-            AdamW(parameters, lr=1e-3) if kind == "AdamW" else SGD(parameters, 0.05, momentum=0.9)
-        )
-        self.auto: AutoLR | None = None
-        if auto:
-            drawn = workload.batches(_PROBE_SEED)
-            probe = Probe(lambda b: workload.loss(self.model, b), _endless(drawn), model=self.model)
-            self.auto = AutoLR(self._optimizer, total_steps=steps, probe=probe)
-        plain = LambdaLR(self._optimizer, WarmStableDecay.of(steps))
-        self._after_step: Callable[[], object] = plain.step if self.auto is None else self.auto.step
-        #: Seconds of all steps, and those in the scheduler's calls: on a GPU the host's part alone.
-        self.seconds = self.in_calls = 0.0
-        #: Bytes on the GPU at its end.
-        self.on_device = 0
+    loss: Callable[[Batch], Tensor]
+    batches: Iterator[Batch]
+    optimizer: Optimizer
+    schedule: Any
+    #: Seconds of all steps, and those in the schedule's calls: on a GPU the host's part alone.
+    seconds: float = 0.0
+    in_calls: float = 0.0
+    #: Bytes on the GPU at its end.
+    on_device: int = 0
 
     def step(self) -> None:
         """One step, timed."""
         began = time.perf_counter()
-        self._workload.loss(self.model, next(self._batches)).backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.loss(next(self.batches)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         before = time.perf_counter()
-        self._after_step()
+        self.schedule.step()
         end = time.perf_counter()
         self.seconds += end - began
         self.in_calls += end - before
 
 
+def _run(workload: Workload, batches: list[Batch], kind: str, steps: int, *, auto: bool) -> _Run:
+    model = workload.build(0).train()
+    loss = partial(workload.loss, model)
+    optimizer: Optimizer = (
+        AdamW(model.parameters(), lr=1e-3) if kind == "AdamW" else SGD(model.parameters(), 0.05, momentum=0.9)
+    )
+    if auto:
+        probe = Probe(loss, _endless(workload.batches(_PROBE_SEED)), model=model)
+        schedule: Any = AutoLR(optimizer, total_steps=steps, probe=probe)
+    else:
+        schedule = LambdaLR(optimizer, WarmStableDecay.of(steps))
+    return _Run(loss, cycle(batches), optimizer, schedule)
+
+
 def _measure(workload: Workload, batches: list[Batch], optimizer: str, steps: int) -> dict[str, Any]:
-    make = partial(_Run, workload, batches, optimizer, steps)
+    make = partial(_run, workload, batches, optimizer, steps)
     on_gpu = batches[0][0].is_cuda
     runs = _in_a_row(make, steps) if on_gpu else _step_by_step([make(auto=False), make(auto=True)], steps)
-    plain, autos = ([run for run in runs if (run.auto is not None) is auto] for auto in (False, True))
+    plain, autos = (
+        [run for run in runs if isinstance(run.schedule, AutoLR) is auto] for auto in (False, True)
+    )
     whole = sum(run.seconds for run in plain)
-    weights = sum(p.numel() * p.element_size() for p in runs[0].model.parameters())
-    auto = autos[0].auto
-    assert auto is not None
+    trained = plain[0].optimizer.param_groups[0]["params"]
+    weights = sum(p.numel() * p.element_size() for p in trained)
     row = {
         "workload": workload.name,
         "optimizer": optimizer,
         "steps": steps,
-        "parameters": sum(p.numel() for p in runs[0].model.parameters()),
+        "parameters": sum(p.numel() for p in trained),
         "step_ms": whole / (len(plain) * steps) * 1e3,
         "seconds": [run.seconds for run in runs],
         "overhead": sum(run.seconds for run in autos) / whole - 1,
         "overhead_in_calls": (sum(r.in_calls for r in autos) - sum(r.in_calls for r in plain)) / whole,
-        "extra_memory_in_weights": auto.extra_bytes() / weights,
+        "extra_memory_in_weights": autos[0].schedule.extra_bytes() / weights,
     }
     if on_gpu:
         row["extra_on_device_in_weights"] = (autos[0].on_device - plain[0].on_device) / weights
@@ -221,14 +228,12 @@ def _seconds_of(step: Callable[[], object], count: int) -> float:
 
 
 def _in_ddp(rank: int, name: str, steps: int) -> dict[str, Any]:
-    """Seconds of runs of plain DDP, AutoLR, and AutoTune of the weight decay, step by step in turn."""
+    """Plain DDP, AutoLR, and AutoTune of the weight decay, step by step in turn."""
     torch.set_num_threads(1)
     arms = ("plain", "AutoLR", "AutoTune")
-    loops = {arm: _ddp_loop(arm, name, rank, steps) for arm in arms}
-    seconds = dict.fromkeys(arms, 0.0)
-    for taken in range(steps):
-        for arm in arms if taken % 2 else reversed(arms):
-            seconds[arm] += _seconds_of(loops[arm], 1)
+    runs = {arm: _ddp_run(arm, WORKLOADS[name]("cpu", "cpu"), rank, steps) for arm in arms}
+    _step_by_step([*runs.values()], steps)
+    seconds = {arm: run.seconds for arm, run in runs.items()}
     return {
         "ranks": 2,
         "steps": steps,
@@ -238,14 +243,11 @@ def _in_ddp(rank: int, name: str, steps: int) -> dict[str, Any]:
     }
 
 
-def _ddp_loop(arm: str, name: str, rank: int, steps: int) -> Callable[[], object]:
-    """One step of it."""
-    workload = WORKLOADS[name]("cpu", "cpu")
-    batches = cycle(list(islice(workload.batches(rank), 64)))
+def _ddp_run(arm: str, workload: Workload, rank: int, steps: int) -> _Run:
     model = DistributedDataParallel(workload.build(0).train())
+    loss = partial(workload.loss, model)
     optimizer = AdamW(model.parameters(), lr=1e-3)
-    held_out = list(islice(workload.batches(_PROBE_SEED + rank), 8))
-    probe = Probe(lambda batch: workload.loss(model, batch), held_out, model=model)
+    probe = Probe(loss, list(islice(workload.batches(_PROBE_SEED + rank), 8)), model=model)
     schedule: Any
     if arm == "plain":
         schedule = LambdaLR(optimizer, WarmStableDecay.of(steps))
@@ -253,14 +255,7 @@ def _ddp_loop(arm: str, name: str, rank: int, steps: int) -> Callable[[], object
         schedule = AutoLR(optimizer, total_steps=steps, probe=probe)
     else:
         schedule = AutoTune(optimizer, [WeightDecay()], total_steps=steps, probe=probe)
-
-    def step() -> None:
-        workload.loss(model, next(batches)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-
-    return step
+    return _Run(loss, cycle(list(islice(workload.batches(rank), 64))), optimizer, schedule)
 
 
 def _endless(batches: Iterator[Batch]) -> Callable[[int], Batch]:

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,7 @@ from benchmarks.zoo.prior import ROWS as SWEPT
 from benchmarks.zoo.runs import execute
 from hdet.autolr import best, search, window
 from hdet.autolr.rule import HorizonController
+from hdet.loop.windows import Windows
 
 __all__ = ["AS_IT_IS", "COSTS", "ROWS", "VARIANTS", "compare", "execute_variant", "main", "run"]
 
@@ -66,8 +68,8 @@ def _rules() -> Iterator[tuple[str, HorizonController]]:
             yield f"{name} {value:.3g}", HorizonController(**{name: value})
 
 
-#: Arguments of AutoLR or its probe, and constants of a module.
-_Variant = tuple[dict[str, Any], dict[tuple[ModuleType, str], float]]
+#: Arguments of AutoLR or its probe, and what stands for a name of a module.
+_Variant = tuple[dict[str, Any], dict[tuple[ModuleType, str], Any]]
 VARIANTS: Mapping[str, _Variant] = {
     AS_IT_IS: ({}, {}),
     **{name: ({"rule": rule}, {}) for name, rule in _rules()},
@@ -81,11 +83,8 @@ VARIANTS: Mapping[str, _Variant] = {
 
 
 def _cheaper(share: float, iterates: int, batches: int) -> _Variant:
-    constants: dict[tuple[ModuleType, str], float] = {
-        (search, "_SHARE"): share,
-        (window, "_ITERATES"): iterates,
-    }
-    return {"per_sync": batches}, constants
+    instead = {(search, "Windows"): partial(Windows, share=share), (window, "_ITERATES"): iterates}
+    return {"per_sync": batches}, instead
 
 
 #: What would make AutoLR cheaper: by what share windows grow, of how many iterates their means are, and of

@@ -30,7 +30,7 @@ def searched(records: list[SyncRecord]) -> list[SyncRecord]:
 
 def fixed_windows(steps: int, *args: Any, **options: Any) -> hdet.AutoLR:
     """AutoLR whose windows are all of one length, for tests that count steps."""
-    with mock.patch("hdet.autolr.search.Windows", lambda first, share, last: Windows(steps, 0.0, last)):
+    with mock.patch("hdet.autolr.search.Windows", lambda first, last: Windows(steps, 0.0, last)):
         return hdet.AutoLR(*args, **options)
 
 

@@ -64,8 +64,6 @@ logger = logging.getLogger("hdet")
 #: The shortest window; momentum that remembers more steps than twice as many makes it longer, and a run that
 #: has not so many as for eight of them shorter.
 _FIRST = 10
-#: Windows are as long as this share of the steps before.
-_SHARE = 0.2
 #: Where the best weights come before this share of the run, training overfits.
 _EARLY = 0.9
 #: After so many windows it is known how long a step takes; below this many seconds calls are a share of it.
@@ -137,7 +135,7 @@ class Search(Door, LRScheduler):
             [LearningRate(spread=0.0)],
             probe,
             rule or HorizonController(),
-            Windows(first=shortest_window(every, total_steps), share=_SHARE, last=last),
+            Windows(first=shortest_window(every, total_steps), last=last),
             offload=offload,
             patience=patience,
             sizes=sizes,

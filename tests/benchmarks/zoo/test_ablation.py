@@ -54,7 +54,7 @@ def test_a_cheaper_variant_has_longer_windows(monkeypatch):
     monkeypatch.setattr(
         ablation,
         "execute",
-        lambda run, steps, **given: seen.append((given, search._SHARE, window._ITERATES)) or {},
+        lambda run, steps, **given: seen.append((given, search.Windows().share, window._ITERATES)) or {},
     )
     execute_variant((CHEAP, None))
     assert seen == [({"per_sync": 2}, 0.5, 8)]
