@@ -39,8 +39,8 @@ def moved(rows: Iterable[Row], committed: Mapping[Cell, Sequence[float]]) -> dic
     return found
 
 
-def _run(rows: Path, **given: Any) -> dict[str, Any]:
-    result = run(rows=rows, variants=tuple(COSTS), name="zoo-cost", **given)
+def _run(rows: Path, variants: Sequence[str], **given: Any) -> dict[str, Any]:
+    result = run(rows=rows, variants=variants, name="zoo-cost", **given)
     committed: dict[Cell, list[float]] = {}
     for one, row in KeptRows(COMMITTED, run_of).finished.items():
         if one.method == "autolr":
@@ -55,6 +55,9 @@ def main() -> None:
     parser.add_argument("--part", default="fit+dev", help="which families")
     parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=1, help="as many as the sweep has")
     parser.add_argument("--device", default="cpu", help="where to train")
+    parser.add_argument(
+        "--variants", nargs="+", choices=COSTS, default=[*COSTS], metavar="NAME", help="all unless given"
+    )
     write_table("zoo-cost", parser, _run, ROWS)
 
 
