@@ -1,5 +1,7 @@
 """What AutoLR costs around a large model: a billion parameters in bfloat16, AdamW's moments in float32.
 
+500 steps are told part by part; 2,000 steps, and a hundred million parameters, in one line each.
+
 Memory is told in multiples of the weights, on the device alone: at rest, at the end of a window, less what a
 forward pass of the probe takes by itself, and while a state is made. Time is told as a share of plain steps,
 and where it goes: at the first step of a window (the way back is copied), at its last (the probe, the best
@@ -34,9 +36,16 @@ __all__ = ["markdown", "run", "table"]
 
 _MEMORY_GOAL, _TIME_GOAL, _PACKING_GOAL = 1.0, 0.02, 0.8
 #: Width, layers, heads, words, tokens of a sequence, sequences of a batch.
-_SIZES = {"cpu": (64, 2, 2, 128, 16, 2), "cuda": (2048, 18, 16, 32_000, 1024, 8)}
+_Size = tuple[int, int, int, int, int, int]
+_BILLION, _HUNDRED_MILLION = (2048, 18, 16, 32_000, 1024, 8), (640, 12, 10, 32_000, 1024, 8)
+_TINY = (64, 2, 2, 128, 16, 2)
+#: What is told first, and what beside it: a size, and steps of a run.
+_RUNS: dict[str, list[tuple[_Size, int]]] = {
+    "cpu": [(_TINY, 60), (_TINY, 80)],
+    "cuda": [(_BILLION, 500), (_BILLION, 2000), (_HUNDRED_MILLION, 500), (_HUNDRED_MILLION, 2000)],
+}
 _TRAINED, _HELD_OUT = 8, 32
-_STEPS, _PLAIN = {"cpu": 60, "cuda": 500}, {"cpu": 10, "cuda": 40}
+_PLAIN = {"cpu": 10, "cuda": 40}
 
 
 class _Layer(nn.Module):
@@ -107,25 +116,9 @@ def run(
     """Measure on ``device``; without a GPU, or quickly, on a tiny model. The result is plain JSON."""
     say = on_progress or (lambda _: None)
     where = torch.device(device)
-    size = "cuda" if where.type == "cuda" and not quick else "cpu"
-    width, layers, heads, words, length, sequences = _SIZES[size]
-    torch.manual_seed(0)
-    with where:
-        model = _Transformer(width, layers, heads, words, length).to(torch.bfloat16)
-        drawn = list(_texts(words, length, sequences))
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    say("training plainly, with AutoLR, and plainly again")
-    measured = _train(model, drawn[:_TRAINED], drawn[_TRAINED:], where, _STEPS[size], _PLAIN[size])
-    say("packing")
-    packing = _packing([p.detach() for p in model.parameters()], where)
-    memory = {name: measured.pop(name) for name in ("at_rest", "at_a_window", "in_state_dict")}
-    rows: dict[str, Any] = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "weights_bytes": weights,
-        **measured,
-        "memory_in_weights": {k: None if v is None else v / weights for k, v in memory.items()},
-        "packing": packing,
-    }
+    kind = "cuda" if where.type == "cuda" and not quick else "cpu"
+    rows, *others = [_measured(size, steps, where, _PLAIN[kind], say) for size, steps in _RUNS[kind]]
+    packing = rows["packing"]
     goals: dict[str, Any] = {
         f"extra memory on the device {name.replace('_', ' ')}, × the weights": _goal(value, _MEMORY_GOAL)
         for name, value in rows["memory_in_weights"].items()
@@ -139,8 +132,34 @@ def run(
         "met": best >= _PACKING_GOAL,
     }
     about = machine.about("large", quick=quick, device=device)
-    result: dict[str, Any] = rounded({**about, "goals": goals, **rows})
+    for other in others:
+        del other["packing"]
+    result: dict[str, Any] = rounded({**about, "goals": goals, **rows, "others": others})
     return result
+
+
+def _measured(
+    size: _Size, steps: int, where: torch.device, plain: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """A run of so many steps of a model of this size."""
+    width, layers, heads, words, length, sequences = size
+    torch.manual_seed(0)
+    with where:
+        model = _Transformer(width, layers, heads, words, length).to(torch.bfloat16)
+        drawn = list(_texts(words, length, sequences))
+    parameters = sum(p.numel() for p in model.parameters())
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    say(f"{parameters / 1e6:,.0f} M parameters: plainly, {steps:,} steps with AutoLR, and plainly again")
+    measured = _train(model, drawn[:_TRAINED], drawn[_TRAINED:], where, steps, plain)
+    packing = _packing([p.detach() for p in model.parameters()], where)
+    memory = {name: measured.pop(name) for name in ("at_rest", "at_a_window", "in_state_dict")}
+    return {
+        "parameters": parameters,
+        "weights_bytes": weights,
+        **measured,
+        "memory_in_weights": {k: None if v is None else v / weights for k, v in memory.items()},
+        "packing": packing,
+    }
 
 
 def _texts(words: int, length: int, sequences: int) -> Iterator[Tensor]:
@@ -327,6 +346,10 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     for one in result["packing"]:
         name = f"packing in buckets of {one['bucket_memory'] >> 20} MB in all"
         lines.append((name, f"{100 * one['share']:.0f} % of the device's copies"))
+    for other in result.get("others", ()):
+        about = f"{other['parameters'] / 1e6:,.0f} M parameters, {other['steps']:,} steps of"
+        name = f"{about} {other['step_ms']:.0f} ms, {other['windows']} windows: more wall-clock"
+        lines.append((name, f"{100 * other['overhead']:.1f} %"))
     return lines
 
 

@@ -26,8 +26,9 @@ from hdet.replicas.norms import norm_of
 
 __all__ = ["Alarm", "WeightPath", "WindowLoop", "WindowMean", "sketch", "sketch_of_shards", "wide_copy"]
 
-#: At most so many iterates make up a window's mean. More cost time and change nothing that is seen.
-_ITERATES = 32
+#: So many iterates, and fewer than twice as many, make up the mean of a longer window. More cost time, and 16
+#: and 32 change nothing that is seen: docs/protocols/cost.md.
+_ITERATES = 8
 #: How often the alarm reads the norm of the weights in a window, and how many times its usual size means that
 #: they diverge.
 _LOOKS, _FAR = 4, 100.0

@@ -26,6 +26,9 @@ def test_a_run_is_measured_whole(result: dict) -> None:
     assert 0 <= once <= 1
     assert all(value is None for value in result["memory_in_weights"].values()), "no GPU, no count"
     assert [one["bucket_memory"] >> 20 for one in result["packing"]] == [48, 384]
+    (other,) = result["others"]
+    assert other["steps"] == 80
+    assert "packing" not in other
     assert set(result["goals"]) == {"more wall-clock than plain training", "packing, of the device's copies"}
 
 
@@ -52,4 +55,5 @@ def test_what_is_measured_is_told(result: dict) -> None:
     screen = io.StringIO()
     Console(file=screen, width=140).print(large.table(told))
     assert "1.50 × the weights" in screen.getvalue()
+    assert ", 80 steps of" in large.markdown(told)
     assert "| extra memory on the device, at a window | 1.50 × the weights |" in large.markdown(told)

@@ -70,13 +70,19 @@ def ablation(*pays: bool) -> dict[str, Any]:
     return {"variants": {"as it is": {"pays": False}, **changes}}
 
 
-def cheaper(*variants: tuple[float, int]) -> dict[str, Any]:
-    """Differences to AutoLR as it is, which has lost four runs, with an error of 1 %; and lost runs."""
-    told = {
-        f"windows {k}": {"difference": difference, "error": 0.01, "lost": lost, "lost_as_it_is": 4}
-        for k, (difference, lost) in enumerate(variants)
+def costs(**variants: tuple[float, int]) -> dict[str, Any]:
+    """Differences to AutoLR as it was, which has lost four runs, with an error of 1 %; and lost runs."""
+    names = {
+        "fewer": "windows 0.2, iterates 8, batches 4",
+        "longer": "windows 0.5, iterates 32, batches 4",
+        "batches": "windows 0.2, iterates 32, batches 2",
+        "shorter": "windows 0.1, iterates 32, batches 4",
     }
-    return {"variants": {"as it is": {}, **told}}
+    told = {
+        names[key]: {"difference": difference, "error": 0.01, "lost": lost, "lost_as_it_is": 4}
+        for key, (difference, lost) in variants.items()
+    }
+    return {"variants": {"windows 0.2, iterates 32, batches 4": {}, **told}}
 
 
 def choice(*behind: float) -> dict[str, Any]:
@@ -171,11 +177,11 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([ablation(True, False)], PARTLY),
         ([ablation(False, False)], NOT_HERE),
     ],
-    judges.cost.nothing_cheaper_is_as_good: [
-        ([cheaper((0.02, 4), (0.02, 4))], HOLDS),
-        ([cheaper((0.02, 4), (0.008, 5))], HOLDS),
-        ([cheaper((0.02, 4), (0.008, 4))], PARTLY),
-        ([cheaper((0.004, 4))], NOT_HERE),
+    judges.cost.only_fewer_iterates_are_as_good: [
+        ([costs(fewer=(0.008, 4), longer=(0.02, 4), batches=(0.008, 5), shorter=(-0.01, 4))], HOLDS),
+        ([costs(fewer=(0.008, 5), longer=(0.02, 4))], PARTLY),
+        ([costs(fewer=(0.008, 4), shorter=(-0.03, 4))], PARTLY),
+        ([costs(fewer=(0.02, 4), longer=(0.008, 4), batches=(0.004, 4))], NOT_HERE),
     ],
     judges.rates.chooses_as_well_as_any: [
         ([choice(-0.1, 0.004)], HOLDS),
