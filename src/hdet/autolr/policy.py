@@ -302,6 +302,7 @@ class Horizon(Policy):
             best=(judged and self.incumbent.best) or (),
             before=clock.origin,
             decides=len(seen.rows) > 1 or self._probe.decides,
+            rounding=self._path.rounding,
         )
         moved = [losses["displacements"][i::factors] for i in range(factors)]
         units = self._factors.highest([axis.curve for axis in self._learning_rates])

@@ -35,6 +35,9 @@ _LEAST_DISPLACEMENT = 1e-6
 #: Weights that moved further than their own norm in the first window have diverged: back, and a hundredth.
 _MOST_DISPLACEMENT = 1.0
 _BLIND_STEP = 100.0
+#: Of weights in bfloat16 or float16 a part of every step is rounded away until they move by so many times
+#: their rounding; the pace seen until then is too low, and the rate that follows from it too high.
+_ROUNDED = 8.0
 #: So often the learning rate is raised for weights that do not move; then they are taken to have no gradient.
 _MAX_BLIND = 6
 #: Without an end in sight the run is taken to be at this share of its length.
@@ -63,6 +66,7 @@ class Window:
         unit: the learning rate that a factor of 1 stands for.
         before: steps that were taken before t began to count: by the search that a restart ended.
         decides: whether the probe has more than one sample.
+        rounding: of weights with less than float32's precision, their relative rounding; of others 0.
     """
 
     step: int
@@ -80,6 +84,7 @@ class Window:
     unit: float = 1.0
     before: int = 0
     decides: bool = True
+    rounding: float = 0.0
 
     @property
     def share(self) -> float:
@@ -212,6 +217,8 @@ class HorizonController:
         state = replace(state.risen(window.rise), windows=state.windows + 1, first_loss=first)
         if self._exploded(state, window):
             return self._back(state, speed, gap, progress)
+        if window.rounding > 0:  # the faster weights travel, the less of it is rounded away
+            state = replace(state, usual=_usual(state, window))
         gap, progress = self._pool(state.gap, gap), self._pool(state.progress, progress)
         error = standard_error(gains)
         progresses = window.decides and progress > error  # what is not larger than its error is none
@@ -306,10 +313,14 @@ class HorizonController:
                 return HorizonDecision(state, "hold", window.speed, why="does not move")
             state = replace(state, value=state.value * _BLIND_STEP, blind=state.blind + 1, backs=0)
             return HorizonDecision(state, "scale", window.speed, why="hardly moved")
-        pace = window.displacement / window.steps_between / (state.value * window.unit)
-        usual = min(usual_rate(pace) / window.unit, math.inf if state.usual is None else state.usual)
+        usual = _usual(state, window)
         fast = state.value * self.start_speed / window.speed
         value = min(fast, usual, state.ceiling)
+        if window.displacement <= _ROUNDED * window.rounding and value > 2 * state.value:
+            value = min(value, state.value * _BLIND_STEP)
+            return HorizonDecision(
+                replace(state, value=value, backs=0), "scale", window.speed, why="rounded away"
+            )
         state = replace(state, value=value, usual=usual, windows=state.windows + 1, backs=0)
         return HorizonDecision(state, "scale", window.speed)
 
@@ -349,6 +360,13 @@ class HorizonController:
 
     def _pool(self, before: float | None, now: float) -> float:
         return now if before is None else self.memory * before + (1 - self.memory) * now
+
+
+def _usual(state: HorizonState, window: Window) -> float:
+    """The factor that is usual at the pace of this window, and no more than it was before."""
+    pace = window.displacement / window.steps_between / (state.value * window.unit)
+    usual = usual_rate(pace) / window.unit if 0 < pace < math.inf else math.inf
+    return usual if state.usual is None else min(usual, state.usual)
 
 
 def _counted(state: HorizonState) -> HorizonState:

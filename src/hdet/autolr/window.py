@@ -325,6 +325,9 @@ class WeightPath:
         self._shares = [self._replicas.share_of(p) for p in self._parameters]
         if self._diverges:
             self._average = self._replicas.plan_mean(self.window.mean.tensors)
+        narrow = {p.dtype for p in self._parameters} & {torch.float16, torch.bfloat16}
+        #: Of weights with less than float32's precision.
+        self.rounding = max((torch.finfo(dtype).eps for dtype in narrow), default=0.0)
         usual = self._usual_norms()
         self._least = [least.get(id(p), norm) for p, norm in zip(self._parameters, usual, strict=True)]
         #: Which of the weights each optimizer trains.

@@ -163,6 +163,28 @@ def test_nothing_to_train_is_refused() -> None:
 # ---------------------------------------------------------------------- weights
 
 
+def test_the_usual_rate_of_bfloat16_weights_is_that_of_float32() -> None:
+    """At the first learning rate most of a step is rounded away: the pace seen there is far too low."""
+    usual = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(64, 5)).to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters())
+        words, held_out = torch.randint(50, (40, 32, 4)), torch.randint(50, (8, 32, 4))
+
+        def loss(batch: Tensor, model: nn.Module = model) -> Tensor:
+            return nn.functional.cross_entropy(model(batch).float(), batch[:, 0] % 5)
+
+        auto = hdet.AutoLR(optimizer, probe=hdet.Probe(loss, held_out, model=model), total_steps=400)
+        for batch in words:
+            loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            auto.step()
+        usual[dtype] = auto._horizon._states[0].usual
+    assert usual[torch.bfloat16] == pytest.approx(usual[torch.float32], rel=0.5)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_bfloat16_weights(kind: str) -> None:
     """At the first learning rate they do not move at all: it grows until they do. Means are float32."""

@@ -142,6 +142,7 @@ def runs(draw: st.DrawFn, batch_counts: Sequence[int] = (1, 2, 3, 4, 5)) -> list
             unit=draw(st.sampled_from([1.0, 0.01, 7.0])),
             before=draw(st.sampled_from([0, 300])),
             decides=draw(st.integers(0, 9)) > 0,
+            rounding=draw(st.sampled_from([0.0, 0.0, 2.0**-10, 2.0**-7])),
         )
         seldom, slower = draw(st.integers(0, 9)), draw(st.booleans())
         if k >= decays_from:
@@ -249,6 +250,11 @@ class SlowTwin:
         usual = ceiling if usual is None else min(usual, ceiling)
         SlowTwin.__init__(self, self.s, 0.05, usual, ceiling)
 
+    def usual_at(self, w: Window) -> float:
+        of_a_unit = w.displacement / w.steps_between / self.value / w.unit
+        usual = math.inf if of_a_unit in (0, math.inf) or of_a_unit != of_a_unit else usual_rate(of_a_unit)
+        return min(usual / w.unit * self.schedule, math.inf if self.usual is None else self.usual)
+
     def first(self, w: Window) -> tuple[str, str]:
         """Next to no learning rate: only how far it carries is known."""
         if math.isnan(w.displacement) or w.displacement > 1:
@@ -263,11 +269,13 @@ class SlowTwin:
             if self.raised == 7:
                 self.value /= 100**6
             return "hold", "does not move"
-        of_a_unit = w.displacement / w.steps_between / self.value / w.unit
-        self.usual = min(usual_rate(of_a_unit) / w.unit, math.inf if self.usual is None else self.usual)
+        usual = self.usual_at(w)
         fast = self.value * self.s["start_speed"] / self.speed(w)
-        self.value = min(fast, self.usual, self.ceiling)
-        self.scaled, self.backs = True, 0
+        value, self.backs = min(fast, usual, self.ceiling), 0
+        if w.displacement <= 8 * w.rounding and value > 2 * self.value:
+            self.value = min(value, 100 * self.value)
+            return "scale", "rounded away"
+        self.value, self.usual, self.scaled = value, usual, True
         return "scale", ""
 
     @staticmethod
@@ -318,6 +326,8 @@ class SlowTwin:
             self.first_loss = statistics.fmean(w.previous)
         if self.blew_up(w, decays=False):
             return self.go_back(), "the loss rose along the window"
+        if w.rounding:
+            self.usual = self.usual_at(w)
         gains = [b + w.explained - m for b, m in zip(w.best or w.previous, w.mean, strict=True)]
         gaps = [e - m for e, m in zip(w.end, w.mean_there or w.mean, strict=True)]
         self.noise, self.backs = statistics.fmean(gaps), 0
@@ -615,6 +625,33 @@ def test_several_wrong_ways_back_are_made_good_too() -> None:
     assert state.value == pytest.approx(worked.value / 27)
     states = train(state, window(0.0, displacement=1e-9), until=1_000_000)
     assert states[-1].value >= worked.value
+
+
+@given(st.floats(-1, 2), st.sampled_from([2.0**-7, 2.0**-10]), st.sampled_from([300, 3000]))
+def test_a_pace_that_rounding_hides_is_measured_again(pace: float, rounding: float, total: int) -> None:
+    """Weights lose what of a step is below their rounding. The usual rate comes out as in full precision, or
+    as near as they move at that rate; and no rate before is higher."""
+
+    def found(lost: float) -> list[HorizonState]:
+        states, step = [HorizonState(1e-5)], 0
+        while step < total / 2:
+            length, moves = max(10, step // 5), 10**pace * states[-1].value
+            moved = (
+                length * moves * moves / (moves + lost)
+            )  # all of a large step, next to none of a small one
+            seen = Window(step + length, step + 2 * length, total, moved, length, [1.0], [1.0], [1.0])
+            seen = replace(seen, decides=False, rounding=lost)
+            states.append(CONTROLLER.update(states[-1], seen).state)
+            step += length
+        return states
+
+    exact, rounded = found(0.0), found(rounding)
+    usual = exact[-1].usual
+    assert usual is not None
+    moves = 10**pace * usual
+    bound = usual * ((moves + rounding) / moves) ** 2
+    assert rounded[-1].usual == pytest.approx(usual, rel=0.5) or usual <= rounded[-1].usual <= bound
+    assert max(state.value for state in rounded) <= 2 * bound
 
 
 def test_what_throws_the_first_window_leaves_no_bound() -> None:

@@ -52,7 +52,7 @@ function decision(seen, before, after) {
   const moved = finite(before) && finite(after) ? `, from ${number(before, 2)} to ${number(after, 2)}` : "";
   switch (seen.action) {
     case "scale":
-      return seen.why === "hardly moved"
+      return seen.why === "hardly moved" || seen.why === "rounded away"
         ? `The weights hardly moved: the rate is raised${moved}.`
         : `The weights are brought to speed${moved}.`;
     case "up":
