@@ -494,7 +494,7 @@ def _rollbacks(whole: Saved) -> set[int]:
 SCENARIOS = {
     "auto_lr_adamw": Scenario(auto_lr_adamw, 1, 300, 130),
     "auto_lr_rollback": Scenario(auto_lr_rollback, 1, 200, 90, rolled_back),
-    "auto_lr_restart": Scenario(auto_lr_restart, 1, 1600, 480, went_back_to_the_best_and_the_beginning),
+    "auto_lr_restart": Scenario(auto_lr_restart, 1, 2000, 480, went_back_to_the_best_and_the_beginning),
     "auto_lr_behind": Scenario(auto_lr_behind, 1, 600, 160, went_back_once),
     "auto_lr_open_ended": Scenario(auto_lr_open_ended, 1, 900, 400, gave_up),
     "auto_lr_two_ranks": Scenario(auto_lr_two_ranks, 2, 160, 75),
