@@ -120,6 +120,14 @@ class Probe:
         of its own, and ``set_epoch`` works on either sampler. From any other iterable the first ``batches``
         are kept and skipped at the start of every later pass; one that shuffles between passes would yield
         them again, and hdet warns. The batches kept stay in memory, as the loader delivered them.
+
+        At most a tenth of the samples is taken: of a small loader the batches are smaller, or fewer. Where a
+        tenth is too little to decide by, it takes 32 samples (4 batches of an iterable), or a quarter if that
+        is less, and warns; two batches are the least. Of a stream the share is known, and warned of, after
+        its first pass.
+
+        What was taken stays taken: called again with the same loader, or with the one it returned, it makes
+        the same two parts. Of the one it returned ``batches`` and ``seed`` change nothing.
         """
         _check_arguments("Probe.set_aside", loss_fn, model, per_sync)
         if not isinstance(batches, int) or batches < per_sync:
@@ -134,7 +142,7 @@ class Probe:
                 kept, rest = split_loader(loader, batches, seed)
         else:
             kept, rest = split_iterable(loader, batches)
-        probe = cls(loss_fn, kept, model=model, per_sync=per_sync)
+        probe = cls(loss_fn, kept, model=model, per_sync=min(per_sync, len(kept)))
         probe._set_aside = sum(count_samples(batch) or 0 for batch in kept) or None
         return probe, rest
 
