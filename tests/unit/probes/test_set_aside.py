@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from hdet.probes.probe import Probe
+from hdet.tuning.discover import criteria_of
 from tests.unit.probes.batches import nothing, numbered, numbers, shuffled_loader
 
 
@@ -345,3 +346,62 @@ def test_a_loader_too_small() -> None:
         Probe.set_aside(nothing, range(3), model=model)
     with pytest.raises(ValueError, match=r"Probe.set_aside: batches must .* at least per_sync=4, got 3"):
         Probe.set_aside(nothing, range(99), model=model, batches=3)
+
+
+# ---------------------------------------------------------------------- a criterion for a loss function
+
+
+def pairs(count: int = 1600) -> TensorDataset:
+    draw = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(count, 3, generator=draw), torch.randint(2, (count,), generator=draw))
+
+
+def test_a_criterion_stands_for_the_loss_function() -> None:
+    model = nn.Linear(3, 2)
+    loader = DataLoader(pairs(), batch_size=16, shuffle=True)
+    probe, rest = Probe.set_aside(loader, model=model, criterion=nn.functional.cross_entropy)
+    by_hand, same = Probe.set_aside(
+        lambda batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), loader, model=model
+    )
+    held = by_hand.halves()[0]
+    assert probe.losses(held, of="x") == by_hand.losses(held, of="x")
+    assert len(rest) == len(same) == 92  # type: ignore[arg-type]
+    named, _ = Probe.set_aside(loader=loader, model=model, criterion=nn.functional.cross_entropy)  # type: ignore[call-overload]
+    assert named.losses(held, of="x") == probe.losses(held, of="x")
+
+
+def test_a_batch_goes_to_the_device_of_the_model() -> None:
+    model = nn.Linear(3, 2, device="meta")
+    seen: list[Any] = []
+
+    def criterion(outputs: Tensor, targets: Tensor) -> float:
+        seen.append((outputs.device.type, targets.device.type))
+        return 0.0
+
+    probe, _ = Probe.set_aside(DataLoader(pairs(), batch_size=16), model=model, criterion=criterion)  # type: ignore[arg-type]
+    probe.losses(probe.draw())
+    assert seen == [("meta", "meta")] * 4
+
+
+def test_the_criterion_is_found_by_auto_tune() -> None:
+    model, criterion = nn.Linear(3, 2), nn.CrossEntropyLoss(label_smoothing=0.1)
+    probe, _ = Probe.set_aside(DataLoader(pairs(), batch_size=16), model=model, criterion=criterion)
+    assert criteria_of(model, probe.loss_fn) == [criterion]
+
+
+def test_batches_that_are_no_pairs_and_calls_that_are_neither_form() -> None:
+    model, entropy = nn.Linear(3, 2), nn.functional.cross_entropy
+    triples = DataLoader(TensorDataset(*[torch.zeros(200)] * 3), batch_size=2)
+    with pytest.raises(TypeError, match=r"a pair of inputs and targets, got a list of 3; give a function"):
+        Probe.set_aside(triples, model=model, criterion=entropy)
+    with pytest.raises(TypeError, match=r"inputs and targets, got a dict; give a function"):
+        Probe.set_aside([{"x": 1}] * 100, model=model, criterion=entropy)
+    loader = DataLoader(pairs(), batch_size=16)
+    for given, named in (
+        ((loader,), {}),
+        ((nothing, loader), {"criterion": entropy}),
+        ((), {"criterion": entropy}),
+        ((loader,), {"criterion": 3}),
+    ):
+        with pytest.raises(TypeError, match=r"Probe.set_aside: give either a loss function and a loader"):
+            Probe.set_aside(*given, model=model, **named)
