@@ -246,7 +246,12 @@ class Probe:
     @property
     def decides(self) -> bool:
         """Whether more than one sample chooses between weights; where that is not known, yes."""
-        return self.choosing > 1 or self._batch_size != 1
+        return self.deciding != 1
+
+    @property
+    def deciding(self) -> int | None:
+        """How many samples of this rank choose between weights; None where that is not known."""
+        return self.choosing * self._batch_size if self._batch_size else None
 
     def _first(self, count: int) -> list[Any]:
         taken: list[Any] = []
