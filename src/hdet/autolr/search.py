@@ -311,7 +311,8 @@ class Search(Door, LRScheduler):
         if self._began is None:
             return ""
         own = self._horizon.incumbent.weights.probe.deciding
-        samples = "" if own is None else f" {own * self._cycle.replicas.world_size:,} samples"
+        each = " of each rank" if self._cycle.replicas.world_size > 1 else ""
+        samples = "" if own is None else f" {own:,} samples{each}"
         share = 100 * self._spent / (time.perf_counter() - self._began[0])
         return f"; probing{samples} took {share:.1f} % of the time"
 
