@@ -168,7 +168,8 @@ class Probe:
         its first pass.
 
         What was taken stays taken: called again with the same loader, or with the one it returned, it makes
-        the same two parts. Of the one it returned ``batches`` and ``seed`` change nothing.
+        the same two parts. Of the one it returned ``batches`` and ``seed`` change nothing. (An iterator that
+        cannot restart goes on behind what was taken.)
         """
         if criterion is not None or loader is None:
             loss_fn, loader = _with_criterion(loss_fn, loader, model, criterion)
@@ -187,7 +188,9 @@ class Probe:
             kept, rest = split_iterable(loader, batches)
         if criterion is not None:
             _check_pairs(kept)
-        probe = cls(loss_fn, kept, model=model, per_sync=min(per_sync, len(kept)), repeats=repeats)
+        if len(kept) < batches:  # half of them at a time, as of the eight
+            per_sync = min(per_sync, (len(kept) + 1) // 2)
+        probe = cls(loss_fn, kept, model=model, per_sync=per_sync, repeats=repeats)
         probe._set_aside = sum(count_samples(batch) or 0 for batch in kept) or None
         return probe, rest
 

@@ -286,6 +286,7 @@ def test_of_few_batches_four_or_a_quarter(
 ) -> None:
     probe, rest = Probe.set_aside(nothing, streams(count)[kind], model=nn.Linear(1, 1))
     assert len([b for half in probe.halves() for b in half]) == kept
+    assert probe.describe().startswith(f"{(kept + 1) // 2} batch"), "what it looks at, not what was asked for"
     assert torch.cat(list(rest)).tolist() == list(range(2 * kept, 2 * count))
     assert [f"{kept} of {count} batches" in record.getMessage() for record in caplog.records] == [True]
 
