@@ -16,22 +16,22 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
 
-EPOCHS, BATCHES = 6, 20
+EPOCHS = 4
 
 
 def loop(config: dict) -> None:
     torch.manual_seed(0)
-    x = torch.randn(2 * 32 * (BATCHES + 8), 10)
+    x = torch.randn(80 * 32, 10)
     loader = DataLoader(TensorDataset(x, torch.sin(x[:, :1]) + x[:, 1:2]), batch_size=32, shuffle=True)
     model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
         return F.mse_loss(model(batch[0]), batch[1])
 
-    probe, loader = hdet.Probe.set_aside(loss_of, loader, model=model, batches=16)
+    probe, loader = hdet.Probe.set_aside(loss_of, loader, model=model)  # 8 batches of 80
     loader, wrapped = prepare_data_loader(loader), prepare_model(model)
     optimizer = torch.optim.AdamW(model.parameters())
-    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=EPOCHS * BATCHES)  # the process group is there
+    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=EPOCHS * len(loader))  # the process group is there
     parts = {"model": model, "optimizer": optimizer, "auto": auto}
     first = 0
     if (checkpoint := train.get_checkpoint() or config["checkpoint"]) is not None:

@@ -48,7 +48,7 @@ def fence(code: str, info: str = "python") -> str:
 def test_names_last_for_a_section_and_no_longer(tmp_path: Path) -> None:
     page = page_of(tmp_path, fence("a = S"), "### More", fence("b = a"), "## Other", fence("c = a"))
     first, second = scripts(page)
-    assert first.run()["b"] == 64
+    assert first.run()["b"] == 88
     with pytest.raises(NameError, match="'a'"):
         second.run()
 

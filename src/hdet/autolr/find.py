@@ -6,7 +6,7 @@ the rates they can use later. This trains, and judges rates by what they lead to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
@@ -26,9 +26,6 @@ from hdet.loop.optimizers import parts_of
 from hdet.probes import Probe
 
 __all__ = ["Found", "find"]
-
-#: Batches that are set aside for the probe; of a short loader, a quarter of it.
-_HELD_OUT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +94,7 @@ def find(
     (True, 1.0)
     """
     every = take_optimizers("find", optimizer)
-    count = len(loader) if isinstance(loader, Sized) else 4 * _HELD_OUT
-    batches = max(2, min(_HELD_OUT, count // 4))
-    probe, rest = Probe.set_aside(loss_fn, loader, model=model, batches=batches, per_sync=batches // 2)
+    probe, rest = Probe.set_aside(loss_fn, loader, model=model)
     snapshot = Snapshot(every, model, offload=True)
     snapshot.take()
     rates = [float(group["lr"]) for group in every.param_groups]

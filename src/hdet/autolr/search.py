@@ -131,11 +131,12 @@ class Search(Door, LRScheduler):
             self._shape = SHAPES[schedule](total_steps)  # type: ignore[arg-type]
             self._driver = DrawnShape(every, self._shape, sizes)
         last = self._shape.decay_from if isinstance(self._shape, WarmStableDecay) else None
+        first = shortest_window(every, total_steps)
         self._horizon = Horizon(
             [LearningRate(spread=0.0)],
             probe,
             rule or HorizonController(),
-            Windows(first=shortest_window(every, total_steps), last=last),
+            Windows(first=first, last=last),
             offload=offload,
             patience=patience,
             sizes=sizes,
@@ -154,6 +155,9 @@ class Search(Door, LRScheduler):
             history=history,
             on_event=on_event,
             caller=self._name,
+            # Next to no rate for ten steps looks like a broken run.
+            opening=f"finds the learning rate; the probe looks at {probe.describe()}; the first {first} "
+            "steps have next to no rate on purpose, to measure how far one carries",
         )
         self._cycle.says_end = False  # the summary says it
         self._groups = len(every.param_groups)
@@ -286,15 +290,31 @@ class Search(Door, LRScheduler):
                 *(self._name, steps, first, last, counted, loads),
             )
         else:
-            logger.info(
-                "%s: %s: the probe's loss went from %.4g to %.4g; the learning rate found is %.2g, the best "
-                "probably between %.1g and %.1g (%s); %s",
-                *(self._name, steps, first, last, self._rate, *likely_rates(self._rate), counted, loads),
+            low, high = likely_rates(self._rate)
+            self._cycle.say(
+                f"{steps}: the learning rate found is {self._rate:.2g}, the best probably between {low:.1g} "
+                f"and {high:.1g}{self._other_values()}; the probe's loss went from {first:.4g} to {last:.4g} "
+                f"({counted}); {loads}{self._cost()}"
             )
             size, alone = self._cycle.replicas.size, self._cycle.trains_alone
             said = "" if best is None or self.switches else advice(best.step, self.steps, size, alone=alone)
             if said:
                 logger.info("%s: %s", self._name, said)
+
+    def _other_values(self) -> str:
+        rates = {axis.name for axis in self._horizon.axes}
+        found = [f"{name} {value:.2g}" for name, value in self.values.items() if name not in rates]
+        return "".join(f", {one}" for one in found)
+
+    def _cost(self) -> str:
+        """Of this process: what a resumed run cost before is not known."""
+        if self._began is None:
+            return ""
+        own = self._horizon.incumbent.weights.probe.deciding
+        each = " of each rank" if self._cycle.replicas.world_size > 1 else ""
+        samples = "" if own is None else f" {own:,} samples{each}"
+        share = 100 * self._spent / (time.perf_counter() - self._began[0])
+        return f"; probing{samples} took {share:.1f} % of the time"
 
     @property
     def finished(self) -> bool:
@@ -530,7 +550,8 @@ def _check(
     if total_steps is not None and (not isinstance(total_steps, int) or total_steps < _LEAST_STEPS):
         raise ValueError(
             f"{caller}: total_steps must be an integer of at least {_LEAST_STEPS}, or None to run "
-            f"open-ended, got {total_steps!r}"
+            f"open-ended, got {total_steps!r}; a run of fewer steps needs a rate of yours, such as "
+            "torch's OneCycleLR(optimizer, max_lr=1e-3, total_steps=...)"
         )
     _check_schedule(caller, optimizer, schedule, total_steps)
     if rule is not None and not isinstance(rule, HorizonController):

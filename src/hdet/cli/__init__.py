@@ -3,6 +3,7 @@ called, so that ``hdet --help`` is fast."""
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 try:
@@ -38,6 +39,7 @@ def main(
 ) -> None:
     """Train PyTorch models without choosing a learning rate: hdet finds it, and other hyperparameters, while
     the model trains."""
+    os.environ.setdefault("HDET_QUIET", "1")  # a command prints what its runs found; ranks inherit it
 
 
 for command in (demo, find, report, watch, doctor):

@@ -62,15 +62,21 @@ def console() -> Console:
     return Console()
 
 
-def histories(given: Sequence[Path]) -> list[Path]:
-    """Files as they are, and every history below a folder."""
+def histories(given: Sequence[Path], *, may_come: bool = False) -> list[Path]:
+    """The files, and every history below a folder; one that does not exist yet only if it ``may_come``."""
+    from hdet.report.records import is_history
+
     found: list[Path] = []
     for path in given:
-        inside = sorted(path.glob("**/*.jsonl")) if path.is_dir() else [path]
-        if not path.exists() or not inside:
-            why = "holds no .jsonl" if path.exists() else "does not exist"
-            raise typer.BadParameter(f"RUN must be a history or a folder with some, and {path} {why}")
-        found += inside
+        inside = [path] if path.is_file() else sorted(path.glob("**/*.jsonl"))
+        known = [one for one in inside if is_history(one)]
+        if not known and not (may_come and not path.exists()):
+            why = "holds none" if path.exists() else "does not exist"
+            raise typer.BadParameter(
+                f"RUN must be a history or a folder with some, and {path} {why}; give the file that "
+                "AutoLR(..., history='run.jsonl') writes"
+            )
+        found += known or [path]
     return found
 
 

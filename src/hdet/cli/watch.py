@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hdet.cli.show import as_line
+from hdet.cli.show import as_line, histories
 
 if TYPE_CHECKING:
     from hdet.report.alerts import Alert
@@ -56,6 +56,7 @@ def watch(
         raise typer.BadParameter("--plain and --json exclude each other; give one of them")
     if once and not (plain or as_json):
         raise typer.BadParameter("--once prints and ends: give --plain or --json with it")
+    runs = histories(runs, may_come=True)
     try:
         if plain or as_json:
             _print(runs, as_json=as_json, once=once)

@@ -25,7 +25,7 @@ from hdet.hyperparameters import Axis, GroupLearningRate, ScalarAxis
 from hdet.loop.optimizers import parts_of
 from hdet.loop.policy import Decided
 
-__all__ = ["Announcer", "Event", "command", "events_of", "memory_bytes", "unfinished"]
+__all__ = ["Announcer", "Event", "command", "events_of", "memory_bytes", "speak", "unfinished"]
 
 logger = logging.getLogger("hdet")
 
@@ -170,6 +170,11 @@ class Announcer:
             if level > logging.INFO and self._introduced:
                 self.note("said", level=logging.getLevelName(level).lower(), text=message)
 
+    def say(self, message: str) -> None:
+        """What every user is to read: one line at the start of a run and one at its end."""
+        if self._writes:
+            speak(f"{self._caller}: {message}")
+
     def warn_once(self, message: str, kind: str = "") -> None:
         """One warning in the whole run for each message, or kind of message."""
         if (kind or message) not in self._logged:
@@ -262,6 +267,17 @@ class Announcer:
     def close(self) -> None:
         """Disables the warning at the exit."""
         self.progress.total = None
+
+
+def speak(line: str) -> None:
+    """To the log, where somebody has set one up that shows INFO; else to stderr, unless ``HDET_QUIET=1`` or
+    a level of the logger ``hdet`` above INFO asks for silence."""
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info("%s", line)
+        return
+    silenced = logger.level > logging.INFO or logging.root.manager.disable >= logging.INFO
+    if not silenced and os.environ.get("HDET_QUIET", "0") in ("", "0"):
+        print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.history import History, SyncRecord
-from hdet.hyperparameters import Axis, Rows, refuse_shared_locations, separate_learning_rates
+from hdet.hyperparameters import Axis, Rows, ScalarAxis, refuse_shared_locations, separate_learning_rates
 from hdet.loop.announce import Announcer, Event, events_of, unfinished
 from hdet.loop.checks import Agreement, agree_on_run, bind_together
 from hdet.loop.converge import Converge
@@ -61,6 +61,7 @@ class Cycle:
         caller: the name that errors and log lines begin with.
         first_step: where the count of steps begins, for a run that goes on.
         reassign_from: the first round in which replicas swap values.
+        opening: what the line at the start says beside replicas and steps; None for what policies say.
     """
 
     #: Optimizer steps counted so far; what a fused optimizer has skipped is taken back at a sync.
@@ -85,6 +86,7 @@ class Cycle:
         caller: str = "Cycle",
         first_step: int = 0,
         reassign_from: float = 0,
+        opening: str | None = None,
     ) -> None:
         take_over(optimizer)
         separate_learning_rates(optimizer)
@@ -143,8 +145,13 @@ class Cycle:
         self._announcer.introduce(total_steps, replicas.size, optimizer, facts, self._fan_out.axes)
         for warning in warnings:
             self._announcer.warn_once(warning)
-        self._announcer.log(logging.INFO, self._introduction())
-        #: Whether the last step is logged; who says more of it does so itself.
+        #: For the user to read, whatever the log shows.
+        self.say = self._announcer.say
+        described = "; ".join(words for policy in self._policies if (words := policy.describe()))
+        self.say("; ".join(filter(None, (self._who_trains(), self._explores(), opening or described))))
+        if opening is not None:
+            self._announcer.log(logging.INFO, described)
+        #: Whether the last step is told; who says more of it does so itself.
         self.says_end = True
         if self._active:
             self.schedule.note()
@@ -227,8 +234,8 @@ class Cycle:
             )
         return [warning for warning in warnings if warning]
 
-    def _introduction(self) -> str:
-        """Who trains, how long, and what it takes: a replica that was not found is noticed at once."""
+    def _who_trains(self) -> str:
+        """And how long: a replica that was not found is noticed at once."""
         replicas = self.replicas
         several = "s" if replicas.size > 1 else ""
         where = " in this process" if replicas.local_count > 1 else ""
@@ -239,8 +246,16 @@ class Cycle:
         steps = "an open number of" if self.total_steps is None else f"{self.total_steps}"
         if self._sharing.shares:
             where += "; one gradient for all until a window does not improve, then each its own"
-        described = [words for policy in self._policies if (words := policy.describe())]
-        return "; ".join([f"{replicas.size} replica{several}{where}; {steps} steps", *described])
+        return f"{replicas.size} replica{several}{where}; {steps} steps"
+
+    def _explores(self) -> str:
+        found = [
+            f"{axis.name} from {axis.base:g}" for axis in self._fan_out.axes if isinstance(axis, ScalarAxis)
+        ]
+        rates = self._fan_out.learning_rates if self.replicas.size > 1 else ()
+        spreads = sorted({axis.spread for axis in rates if axis.spread > 0})
+        found += [f"learning rates within {100 * spread:.0f} % of the base" for spread in spreads]
+        return f"explores {', '.join(found)}" if found else ""
 
     # ------------------------------------------------------------------ what a user sees
 
@@ -385,11 +400,16 @@ class Cycle:
         for trouble in filter(None, (policy.check_end() for policy in self._policies)):
             self._announcer.log(logging.ERROR, trouble)
         self.note("end", step=self.steps)
-        found = ", ".join(f"{name} is {value:.4g}" for name, value in self.values.items())
+        factors = {axis.name: axis.factor for axis in self._fan_out.learning_rates if axis.factor != 1}
+        found = ", ".join(
+            f"{name} is {value:.4g}"
+            + (f", {factors[name]:.3g} times its schedule" if name in factors else "")
+            for name, value in self.values.items()
+        )
         syncs = f"{self._round} sync{'' if self._round == 1 else 's'}"
         message = f"all {self.steps} steps were counted, with {syncs}; {found or 'nothing was explored'}"
         if self.says_end:
-            self._announcer.log(logging.INFO, message)
+            self.say(message)
         self._announcer.events.append(Event("end", self.steps, message, record))
 
     def _warn_beyond_end(self) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from typing import Any, SupportsFloat
+from functools import partial
+from typing import Any, SupportsFloat, overload
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,9 @@ class Probe:
             as it is, and a resumed run draws what the unbroken one would have.
         model: the module whose weights are compared.
         per_sync: how many batches one sync looks at.
+        repeats: how often it measures each batch, every time with other noise, the same noise at every point;
+            the loss is their mean. For a loss that draws noise from torch (diffusion, a VAE): a few samples
+            with eight draws each say more than one draw of them.
 
     >>> model = nn.Linear(3, 1)
     >>> def loss_fn(batch):
@@ -77,8 +81,9 @@ class Probe:
         *,
         model: nn.Module,
         per_sync: int = 4,
+        repeats: int = 1,
     ) -> None:
-        _check_arguments("Probe", loss_fn, model, per_sync)
+        _check_arguments("Probe", loss_fn, model, per_sync, repeats)
         if not isinstance(batches, Iterable) and not callable(batches):
             raise TypeError(
                 "Probe: batches must be an iterable of batches or a callable from the draw's number to a "
@@ -91,6 +96,7 @@ class Probe:
         self.model = model
         #: How many batches one sync looks at, at most.
         self.per_sync = per_sync
+        self._repeats = repeats
         self._seed = torch.initial_seed()
         self._draws = 0
         # The draw at which the current pass over an iterable began: a resume starts there.
@@ -102,6 +108,7 @@ class Probe:
         #: Whether it is measuring now, for what looks at the model's inputs.
         self.measuring = False
 
+    @overload
     @classmethod
     def set_aside(
         cls,
@@ -111,17 +118,62 @@ class Probe:
         model: nn.Module,
         batches: int = 8,
         per_sync: int = 4,
+        repeats: int = 1,
+        seed: int = 0,
+    ) -> tuple[Probe, Iterable[Any]]: ...
+
+    @overload
+    @classmethod
+    def set_aside(
+        cls,
+        loader: Iterable[Any],
+        /,
+        *,
+        model: nn.Module,
+        criterion: Callable[[Any, Any], Tensor],
+        batches: int = 8,
+        per_sync: int = 4,
+        repeats: int = 1,
+        seed: int = 0,
+    ) -> tuple[Probe, Iterable[Any]]: ...
+
+    @classmethod
+    def set_aside(
+        cls,
+        loss_fn: Any = None,
+        loader: Any = None,
+        *,
+        model: nn.Module,
+        criterion: Callable[[Any, Any], Tensor] | None = None,
+        batches: int = 8,
+        per_sync: int = 4,
+        repeats: int = 1,
         seed: int = 0,
     ) -> tuple[Probe, Iterable[Any]]:
         """Take batches out of a training loader for good: the probe on them, and what is left to train with.
+
+        Two forms: ``set_aside(loss_fn, loader, model=model)``, with a function from a batch to its loss, and
+        for batches of inputs and targets ``set_aside(loader, model=model, criterion=F.cross_entropy)``, whose
+        loss is ``criterion(model(inputs), targets)`` on the model's device.
 
         From a DataLoader over a map-style dataset, samples are chosen by ``seed``, the same on all ranks, and
         the loader is rebuilt over the others; with a DistributedSampler every rank keeps ``batches`` batches
         of its own, and ``set_epoch`` works on either sampler. From any other iterable the first ``batches``
         are kept and skipped at the start of every later pass; one that shuffles between passes would yield
         them again, and hdet warns. The batches kept stay in memory, as the loader delivered them.
+
+        At most a tenth of the samples is taken: of a small loader the batches are smaller, or fewer. Where a
+        tenth is too little to decide by, it takes 32 samples (4 batches of an iterable), or a quarter if that
+        is less, and warns; two batches are the least. Of a stream the share is known, and warned of, after
+        its first pass.
+
+        What was taken stays taken: called again with the same loader, or with the one it returned, it makes
+        the same two parts. Of the one it returned ``batches`` and ``seed`` change nothing. (An iterator that
+        cannot restart goes on behind what was taken.)
         """
-        _check_arguments("Probe.set_aside", loss_fn, model, per_sync)
+        if criterion is not None or loader is None:
+            loss_fn, loader = _with_criterion(loss_fn, loader, model, criterion)
+        _check_arguments("Probe.set_aside", loss_fn, model, per_sync, repeats)
         if not isinstance(batches, int) or batches < per_sync:
             raise ValueError(
                 f"Probe.set_aside: batches must be an integer of at least per_sync={per_sync}, "
@@ -134,13 +186,18 @@ class Probe:
                 kept, rest = split_loader(loader, batches, seed)
         else:
             kept, rest = split_iterable(loader, batches)
-        probe = cls(loss_fn, kept, model=model, per_sync=per_sync)
+        if criterion is not None:
+            _check_pairs(kept)
+        if len(kept) < batches:  # half of them at a time, as of the eight
+            per_sync = min(per_sync, (len(kept) + 1) // 2)
+        probe = cls(loss_fn, kept, model=model, per_sync=per_sync, repeats=repeats)
         probe._set_aside = sum(count_samples(batch) or 0 for batch in kept) or None
         return probe, rest
 
     def describe(self) -> str:
         """What one sync looks at, and what was set aside for it."""
         size = f" of {self._batch_size:,} samples" if self._batch_size else ""
+        size += f", each with {self._repeats} draws of noise," if self._repeats > 1 else ""
         aside = f"; {self._set_aside:,} set aside" if self._set_aside else ""
         return f"{self.per_sync} batch{'es' if self.per_sync > 1 else ''}{size} a sync{aside}"
 
@@ -192,7 +249,12 @@ class Probe:
     @property
     def decides(self) -> bool:
         """Whether more than one sample chooses between weights; where that is not known, yes."""
-        return self.choosing > 1 or self._batch_size != 1
+        return self.deciding != 1
+
+    @property
+    def deciding(self) -> int | None:
+        """How many samples of this rank choose between weights; None where that is not known."""
+        return self.choosing * self._batch_size if self._batch_size else None
 
     def _first(self, count: int) -> list[Any]:
         taken: list[Any] = []
@@ -230,19 +292,25 @@ class Probe:
         try:
             with torch.no_grad(), weights_alone(self.model, rows), forked(self.model) as reseed:
                 for k, batch in enumerate(batches):
-                    reseed("losses", self._seed, self._draws if of is None else of, k)
-                    loss = self.loss_fn(batch)
-                    if isinstance(loss, Tensor) and loss.numel() == several and not loss.is_complex():
-                        # A copy, because the next batch overwrites the static output of a CUDA graph.
-                        values.append(loss.detach().reshape(several).clone())
-                    else:
-                        values.append(_as_number(loss, several))
+                    key = "losses", self._seed, self._draws if of is None else of, k
+                    for again in range(self._repeats):
+                        reseed(*key, *([again] if again else []))
+                        loss = self.loss_fn(batch)
+                        if isinstance(loss, Tensor) and loss.numel() == several and not loss.is_complex():
+                            # A copy, because the next batch overwrites the static output of a CUDA graph.
+                            values.append(loss.detach().reshape(several).clone())
+                        else:
+                            values.append(_as_number(loss, several))
                 tensors = [value for value in values if isinstance(value, Tensor)]
                 same_device = [tensor.to(tensors[0].device) for tensor in tensors]
                 read = iter(torch.stack(same_device).tolist() if tensors else ())
         finally:
             self.measuring = False
-        return [next(read) if isinstance(value, Tensor) else [value] for value in values]
+        each = [next(read) if isinstance(value, Tensor) else [value] for value in values]
+        return [
+            [sum(own) / self._repeats for own in zip(*each[k : k + self._repeats], strict=True)]
+            for k in range(0, len(each), self._repeats)
+        ]
 
     @property
     def has_norms(self) -> bool:
@@ -347,7 +415,34 @@ def _as_number(loss: object, replicas: int) -> float:
     )
 
 
-def _check_arguments(caller: str, loss_fn: object, model: object, per_sync: object) -> None:
+def _with_criterion(first: object, loader: object, model: Any, criterion: object) -> tuple[Any, Any]:
+    """The loss function and the loader of ``set_aside(loader, model=model, criterion=criterion)``."""
+    if not callable(criterion) or (first is None) == (loader is None):
+        raise TypeError(
+            "Probe.set_aside: give either a loss function and a loader, set_aside(loss_fn, loader, "
+            "model=model), or a loader and a criterion, set_aside(loader, model=model, criterion=criterion); "
+            f"got loss_fn={first!r:.60}, loader={loader!r:.60} and criterion={criterion!r:.60}"
+        )
+    return partial(_loss_of_pair, model, criterion), first if loader is None else loader
+
+
+def _loss_of_pair(model: nn.Module, criterion: Callable[[Any, Any], Tensor], batch: Any) -> Tensor:
+    device = next(model.parameters()).device
+    inputs, targets = (part.to(device) if isinstance(part, Tensor) else part for part in batch)
+    return criterion(model(inputs), targets)
+
+
+def _check_pairs(batches: Iterable[Any]) -> None:
+    for batch in batches:
+        if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+            raise TypeError(
+                "Probe.set_aside: with criterion= a batch must be a pair of inputs and targets, got a "
+                f"{type(batch).__name__}{f' of {len(batch)}' if isinstance(batch, (list, tuple)) else ''}; "
+                "give a function of the batch instead: set_aside(loss_fn, loader, model=model)"
+            )
+
+
+def _check_arguments(caller: str, loss_fn: object, model: object, per_sync: object, repeats: object) -> None:
     if not callable(loss_fn):
         raise TypeError(
             f"{caller}: loss_fn must be a callable from a batch to its mean loss, "
@@ -355,5 +450,6 @@ def _check_arguments(caller: str, loss_fn: object, model: object, per_sync: obje
         )
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller}: model must be a torch nn.Module, got {type(model).__name__}")
-    if not isinstance(per_sync, int) or per_sync < 1:
-        raise ValueError(f"{caller}: per_sync must be an integer of at least 1, got {per_sync!r}")
+    for name, value in (("per_sync", per_sync), ("repeats", repeats)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{caller}: {name} must be an integer of at least 1, got {value!r}")

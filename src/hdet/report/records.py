@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HistoryFile", "Tail", "Thinned"]
+__all__ = ["HistoryFile", "Tail", "Thinned", "is_history"]
 
 Record = dict[str, Any]
 
@@ -18,6 +19,8 @@ Record = dict[str, Any]
 _CHUNK = 1 << 20
 #: A line longer than this is not a record; its end is not waited for.
 _LONGEST = 64 << 20
+#: Notes that a run writes.
+_KINDS = ("run", "said", "lost", "resumed", "end", "handed")
 
 
 class Tail:
@@ -28,14 +31,15 @@ class Tail:
         self._path = path
         self._at = 0
         self._identity: tuple[int, int] | None = None
-        self._rest = b""
+        #: What follows the last complete line.
+        self.rest = b""
         #: How often the file was cut short, replaced or removed.
         self.restarts = 0
 
     @property
     def torn(self) -> bool:
         """Whether the file ends within a line."""
-        return bool(self._rest)
+        return bool(self.rest)
 
     @property
     def exists(self) -> bool:
@@ -50,7 +54,7 @@ class Tail:
             now = None
         identity = None if now is None else (now.st_dev, now.st_ino)
         if self._identity is not None and (identity != self._identity or (now and now.st_size < self._at)):
-            self._at, self._rest = 0, b""
+            self._at, self.rest = 0, b""
             self.restarts += 1
         self._identity = identity
         return now is not None and now.st_size > self._at
@@ -65,9 +69,9 @@ class Tail:
             except OSError:  # removed since the look
                 return
             self._at += len(read)
-            *whole, self._rest = (self._rest + read).split(b"\n")
-            if len(self._rest) > _LONGEST:
-                self._rest = b""
+            *whole, self.rest = (self.rest + read).split(b"\n")
+            if len(self.rest) > _LONGEST:
+                self.rest = b""
             yield from (line.decode("utf-8", errors="replace") for line in whole)
 
 
@@ -182,6 +186,20 @@ class HistoryFile:
             "torn": self._torn + self._tail.torn,
             "exists": self._tail.exists,
         }
+
+
+def is_history(path: Path) -> bool:
+    """Whether a file holds a line of a history, or nothing yet: the first one may be half written."""
+    tail, empty = Tail(path), True
+    for text in tail.lines():
+        if not text.strip():
+            continue
+        empty = False
+        with suppress(ValueError, RecursionError):
+            record = _parsed(text)
+            if _is_record(record) and ("hyperparameters" in record or record.get("kind") in _KINDS):
+                return True
+    return empty and tail.rest[:1] in (b"", b"{")
 
 
 def _parsed(text: str) -> Any:

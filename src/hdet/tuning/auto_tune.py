@@ -54,8 +54,9 @@ class AutoTune(Search):
             ``"auto"`` takes what there is, in this order: ``WeightDecay(spread=1.5)``, if groups have it;
             the dropout layers of ``probe.model``; the label smoothing of a criterion in that model, or that
             the probe's loss function refers to. What N replicas cannot tell apart (more than N − 1), or
-            what acts through a gradient that they share, is left out. A line of log says what is explored,
-            and what is not. An empty list only averages replicas that train on data of their own.
+            what acts through a gradient that they share, is left out. The line at the start says what is
+            explored, a line of log what is left out. An empty list only averages replicas that train on data
+            of their own.
         probe: measures the loss on batches that are not trained on.
         total_steps: S, a budget: it may end earlier. None goes on until nothing improves any more.
         gradients: who shares them: ``"switch"``, the default for a model in DDP, lets DDP average them until
@@ -170,8 +171,8 @@ def _discover(
             )
 
     check_together("AutoTune", replicas, look, {})
-    if replicas.world_rank == 0:
-        logger.info("AutoTune: %s", found)
+    if replicas.world_rank == 0 and found.left_out:
+        logger.info("AutoTune: left out: %s", ", ".join(found.left_out))
     return found.explore
 
 

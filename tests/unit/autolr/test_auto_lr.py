@@ -483,7 +483,11 @@ def other_optimizer() -> lr_scheduler.LRScheduler:
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"optimizer": "adam"}, TypeError, "optimizer must be a torch Optimizer, got str"),
     ({"probe": print}, TypeError, r"probe must be a hdet.Probe, got .*; hdet.Probe\(.*\) makes one"),
-    ({"total_steps": 3}, ValueError, "must be an integer of at least 4, or None to run open-ended, got 3"),
+    (
+        {"total_steps": 3},
+        ValueError,
+        "at least 4, or None to run open-ended, got 3; a run of fewer steps needs a rate of yours, such as",
+    ),
     ({"total_steps": 1e3}, ValueError, r"total_steps must be an integer of at least 4,.*got 1000\.0"),
     ({"schedule": "linear"}, ValueError, "one of 'wsd', 'cosine', 'onecycle' or a .* got 'linear'"),
     ({"schedule": ["wsd"]}, ValueError, r"schedule must be one of .* got \['wsd'\]"),

@@ -179,7 +179,7 @@ def test_a_run_that_is_broken_off_says_it_at_its_end(caplog: pytest.LogCaptureFi
     whole.run(200)
     again = Training().load(file).run(200)
     (_, first), (_, second) = said(caplog)
-    assert first == second
+    assert first.partition("; probing")[0] == second.partition("; probing")[0]
     assert f"({len(whole.records)} windows" in first
     assert len(again.records) < len(whole.records)
     caplog.clear()

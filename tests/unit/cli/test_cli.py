@@ -87,6 +87,45 @@ def test_ctrl_c_says_how_to_go_on(command, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["report", "watch", "doctor"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\n\nprint(1)\n",
+        '{"loss": 1.0, "step": 3}\n{"loss": 2.0}\n',
+        "[1, 2]\n",
+        "garbage",
+        "\x00\xff\n",
+    ],
+    ids=["a script", "another tool's lines", "a list", "no line", "bytes"],
+)
+def test_a_file_that_is_no_history_is_an_error(command, text, tmp_path):
+    path = tmp_path / "garbage.jsonl"
+    path.write_text(text, encoding="utf-8")
+    page = tmp_path / "page.html"
+    more = {"watch": ["--plain", "--once"], "report": ["-o", str(page)], "doctor": []}
+    for given in (path, tmp_path):
+        result = run(app, [command, str(given), *more[command]])
+        assert result.exit_code == 2
+        rule = f"hdet: Invalid value: RUN must be a history or a folder with some, and {given} holds none"
+        assert result.stderr.startswith(f"{rule}; give the file that AutoLR(..., history='run.jsonl') writes")
+        assert not result.stdout
+    assert not page.exists()
+    save(tmp_path / "run.jsonl", whole())
+    result = run(app, [command, str(tmp_path), *more[command]])
+    assert "garbage" not in result.output, "a folder may hold other files"
+    assert "step" in result.output
+
+
+@pytest.mark.parametrize("text", ["", '{"kind": "run", "cal'])
+def test_a_history_may_have_just_begun(text, tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(text, encoding="utf-8")
+    assert run(app, ["report", str(path), "-o", str(tmp_path / "page.html")]).exit_code == 0
+    assert run(app, ["watch", str(path), "--plain", "--once"]).exit_code == 0
+    assert run(app, ["watch", str(tmp_path / "later.jsonl"), "--plain", "--once"]).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["report", "watch", "doctor"])
 def test_looking_at_a_run_imports_no_torch(command, tmp_path):
     path = save(tmp_path / "run.jsonl", whole())
     more = {"watch": ["--plain", "--once"], "report": ["-o", str(tmp_path / "page.html")], "doctor": []}
@@ -232,7 +271,8 @@ def test_ranks_that_take_too_long_end_with_a_plain_error(tmp_path, monkeypatch):
     assert result.stderr == "hdet: ranks [1] were not done in time\n"
 
 
-def test_find_prints_the_rate_of_a_users_own_model_and_writes_its_schedule(tmp_path):
+def test_find_prints_the_rate_of_a_users_own_model_and_writes_its_schedule(tmp_path, monkeypatch):
+    monkeypatch.delenv("HDET_QUIET", raising=False)
     (tmp_path / "my_training.py").write_text(
         "import torch\n"
         "def build():\n"
@@ -248,6 +288,7 @@ def test_find_prints_the_rate_of_a_users_own_model_and_writes_its_schedule(tmp_p
     assert result.stdout.startswith("learning rate  0.")
     assert "Right for runs of about 80 steps" in result.stdout
     assert "step 80 of 80" in result.stderr
+    assert "AutoLR" not in result.stderr, "the command says itself what was found"
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     replay(optimizer, page)
     assert 0 < optimizer.param_groups[0]["lr"] < 1

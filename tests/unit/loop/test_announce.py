@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -25,7 +26,7 @@ from hdet.loop.policy import Decided
 from hdet.published.softmax import SoftmaxController
 from tests import ROOT
 from tests.fakes import Alike, Faster
-from tests.unit.training import Training
+from tests.unit.training import Training, batch, loss_of
 
 pytestmark = pytest.mark.usefixtures("same_seed")
 
@@ -69,29 +70,138 @@ def test_a_run_begins_and_ends_with_one_line(caplog: pytest.LogCaptureFixture) -
     stacked = hdet.StackedReplicas(model, torch.optim.SGD(model.parameters(), lr=0.1), 4)
     hdet.Ensemble(stacked.optimizer, sync_every=5)
     assert said(caplog) == [
-        "Ensemble: 2 replicas, one a process; 6 steps; a sync every 2 steps",
+        "Ensemble: 2 replicas, one a process; 6 steps; explores learning rates within 11 % of the base; a "
+        "sync every 2 steps",
         "Ensemble: all 6 steps were counted, with 3 syncs; lr/0 is 0.1",
-        "Ensemble: 4 replicas in this process; an open number of steps; a sync every 5 steps",
+        "Ensemble: 4 replicas in this process; an open number of steps; explores learning rates within 11 % "
+        "of the base; a sync every 5 steps",
     ]
+
+
+def test_a_rate_that_was_moved_is_told_against_its_schedule(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hdet")
+    optimizer, ensemble = made(total_steps=1, process_group=Alike(rank=0))
+    ensemble._fan_out.learning_rates[0].move(1.25)
+    steps(optimizer, ensemble, 1)
+    assert said(caplog)[-1].endswith("lr/0 is 0.125, 1.25 times its schedule")
 
 
 def test_a_search_says_what_it_found_and_what_it_takes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hdet")
     run = Training()
-    (first,) = said(caplog)
+    first, more = said(caplog)
     assert first == "; ".join(
         [
             "AutoLR: 1 replica",
             "200 steps",
-            "windows of 10 steps and more, the search until step 150",
+            "finds the learning rate",
+            "the probe looks at 4 batches a sync",
+            "the first 10 steps have next to no rate on purpose, to measure how far one carries",
+        ]
+    )
+    assert more == "; ".join(
+        [
+            "AutoLR: windows of 10 steps and more, the search until step 150",
             "the probe looks at 4 batches a sync",
             "memory beyond training: 516 bytes on the device, 1.5 kB with the host, and a copy of the "
             "optimizer's state",
         ]
     )
     run.run(200)
-    _, last = said(caplog)
-    assert last.startswith("AutoLR: 200 of 200 steps: the probe's loss went from")
+    last = said(caplog)[-1]
+    assert last.startswith("AutoLR: 200 of 200 steps: the learning rate found is ")
+    assert re.search(
+        r"finish_\(\) loads the \w+ of step \d+, .*; probing 1,024 samples took [\d.]+ % of the time", last
+    )
+
+
+# ---------------------------------------------------------------------- without any logging set up
+
+
+def trained(door: str) -> None:
+    """A whole run, with its end."""
+    if door == "OneCycleAutoLR":
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        scheduler = hdet.OneCycleAutoLR(optimizer, 0.1, 8, model_sync_interval=4)
+        for _ in range(8):
+            weight.grad = torch.rand(4)
+            optimizer.step()
+            scheduler.step(1.0)
+        return
+    run = Training(auto=False)
+    probe = hdet.Probe(lambda x: loss_of(run.model, x), [batch(k) for k in range(500, 508)], model=run.model)
+    explore: Any = {"explore": [hdet.WeightDecay()]} if door == "AutoTune" else {}
+    run.auto = getattr(hdet, door)(run.optimizer, probe=probe, total_steps=100, **explore)
+    run.run(100).auto.finish_()
+
+
+@pytest.fixture
+def aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that no command and no benchmark has silenced."""
+    monkeypatch.delenv("HDET_QUIET", raising=False)
+
+
+@pytest.mark.usefixtures("aloud")
+@pytest.mark.parametrize("door", ["AutoLR", "AutoTune", "OneCycleAutoLR"])
+def test_it_speaks_once_at_the_start_and_once_at_the_end(
+    door: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(door)
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, last = err.splitlines()
+    assert first.startswith(f"{door}: 1 replica; ")
+    assert " steps; " in first
+    if door != "OneCycleAutoLR":
+        assert "finds the learning rate; the probe looks at 4 batches" in first
+        assert "the learning rate found is" in last
+    assert ("explores weight_decay from 0.01" in first) == (door == "AutoTune")
+    assert (", weight_decay 0.01; " in last) == (door == "AutoTune")
+    assert last.startswith(f"{door}: ")
+
+
+@pytest.mark.usefixtures("aloud")
+@pytest.mark.parametrize("how", ["variable", "level", "disabled", "another rank"])
+def test_it_is_silenced(
+    how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "variable":
+        monkeypatch.setenv("HDET_QUIET", "1")
+    elif how == "level":
+        monkeypatch.setattr(logging.getLogger("hdet"), "level", logging.WARNING)
+    elif how == "disabled":
+        monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    Announcer("Caller", writes=how != "another rank").say("begins")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("aloud")
+@pytest.mark.parametrize(
+    ("name", "level"), [("hdet", logging.INFO), (None, logging.INFO), (None, logging.DEBUG)]
+)
+def test_where_logging_is_set_up_it_goes_there_and_not_twice(
+    name: str | None, level: int, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(level, name)
+    Announcer("Caller", writes=True).say("begins")
+    assert caplog.messages == ["Caller: begins"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_plain_script_prints_two_lines() -> None:
+    """No handler anywhere: the logger alone at INFO would show nothing."""
+    code = (
+        "import logging, hdet.loop.announce as a; a.speak('one'); "
+        "logging.getLogger('hdet').setLevel(logging.INFO); a.speak('two'); "
+        "logging.basicConfig(format='log: %(message)s'); a.speak('three'); "
+        "logging.getLogger('hdet').setLevel(logging.WARNING); a.speak('four')"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HDET_QUIET": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=100
+    )
+    assert (result.stdout, result.stderr.splitlines()) == ("", ["one", "two", "log: three"])
 
 
 # ---------------------------------------------------------------------- the history

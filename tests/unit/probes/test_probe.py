@@ -416,3 +416,50 @@ def test_the_size_of_a_batch() -> None:
     assert probe.describe() == "4 batches of 1,500 samples a sync"
     announced = Probe(nothing, shuffled_loader(), model=model, per_sync=1)
     assert announced.describe() == "1 batch of 2 samples a sync"
+
+
+# ---------------------------------------------------------------------- losses that draw noise
+
+
+def noisy(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """As diffusion has it: the loss is one of many, by the noise that it draws."""
+    return lambda x: (model(x + torch.randn_like(x)) - x).square().mean()
+
+
+def test_each_batch_is_measured_with_several_draws_the_same_at_every_point() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    held = [batch(k) for k in range(8)]
+    once, often = (Probe(noisy(model), held, model=model, repeats=repeats) for repeats in (1, 32))
+    single, mean = once.losses(held, of="here"), often.losses(held, of="here")
+    assert often.losses(held, of="here") == mean, "the noise is fixed"
+    assert often.losses(held, of="there") != mean
+    thousand = Probe(noisy(model), held, model=model, repeats=1000).losses(held, of="here")
+
+    def error(losses: list[float]) -> float:
+        return math.dist(losses, thousand)
+
+    assert error(mean) < 0.4 * error(single), "32 draws have a fifth of the noise of one"
+    with torch.no_grad():
+        model.weight.mul_(1.01)
+    moved = often.losses(held, of="here")
+    assert all(0 < abs(b - a) < 0.1 * a for a, b in zip(mean, moved, strict=True)), "only the weights changed"
+
+
+def test_one_draw_is_the_default_and_what_is_repeated_is_described() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    held = [batch(k) for k in range(8)]
+    first, given = (Probe(noisy(model), held, model=model, **of) for of in ({}, {"repeats": 1}))
+    assert first.losses(held, of="x") == given.losses(held, of="x")
+    described = Probe(noisy(model), held, model=model, repeats=8).describe()
+    assert described == "4 batches of 8 samples, each with 8 draws of noise, a sync"
+    with pytest.raises(ValueError, match="Probe: repeats must be an integer of at least 1, got 0"):
+        Probe(noisy(model), held, model=model, repeats=0)
+
+
+def test_a_constant_loss_and_numbers_are_repeated_too() -> None:
+    calls: list[int] = []
+    probe = Probe(lambda x: calls.append(x) or float(x), [1, 2], model=nn.Linear(1, 1), repeats=3)
+    assert probe.losses([1, 2]) == [1.0, 2.0]
+    assert calls == [1, 1, 1, 2, 2, 2]

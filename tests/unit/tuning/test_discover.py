@@ -175,15 +175,17 @@ def test_it_is_the_default_and_equals_the_list_that_it_stands_for() -> None:
     assert run() == run(explore="auto") == run(explore=[])
 
 
-def test_a_line_says_what_is_explored(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_says_what_is_explored_and_another_what_is_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hdet")
     model = net()
     hdet.AutoTune(torch.optim.AdamW(model.parameters()), probe=probe_of(model, by_global), total_steps=40)
-    lines = [record for record in caplog.records if "AutoTune: explores" in record.getMessage()]
-    assert [line.getMessage() for line in lines] == [
-        "AutoTune: explores weight_decay from 0.01, label_smoothing from 0"
-    ]
-    assert lines[0].levelno == logging.INFO
+    (first,) = (line for line in caplog.messages if "explores" in line)
+    assert "; explores weight_decay from 0.01, label_smoothing from 0; finds the learning rate; " in first
+    assert not any("left out" in line for line in caplog.messages)
+    model = net(nn.Dropout(0.1), nn.Dropout(0.3))
+    hdet.AutoTune(torch.optim.AdamW(model.parameters()), probe=probe_of(model, by_global), total_steps=40)
+    (left_out,) = (line for line in caplog.messages if "left out" in line)
+    assert left_out.startswith("AutoTune: left out: dropout: one hyperparameter has one value, got 0.1, 0.3")
 
 
 def test_nothing_to_explore_says_what_was_looked_for() -> None:
