@@ -265,11 +265,11 @@ def by_name(rank: int, size: int, method: Any, wraps: bool = True) -> dict[str, 
                     optimizer.step()
                     optimizer.zero_grad()
                     auto.step(loss)
-                watched.after(model, auto.door)
+                watched.after(model, auto.auto)
                 if auto.steps == 60:
                     break
         auto.converge()
-        return watched.told(auto.door, model)
+        return watched.told(auto.auto, model)
 
 
 def test_autotune_shares_gradients_and_then_each_has_its_own(ranks: LocalProcesses) -> None:
