@@ -328,31 +328,43 @@ class TwoGroups(Memorizes):
         return torch.optim.AdamW([{"params": decayed}, {"params": plain, "weight_decay": 0.0}], lr=1e-2)
 
 
-def resumed(rank: int, size: int, folder: str) -> tuple[Tensor, Tensor]:
+class Walked(pl.Callback):
+    """The weights and learning rates of every step, before the best weights are loaded."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Any] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        lrs = [group["lr"] for group in trainer.optimizers[0].param_groups]
+        self.steps[trainer.global_step] = (flat(pl_module).sum().item(), lrs)
+
+
+def resumed(rank: int, size: int, folder: str) -> tuple[Any, Any]:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
-    def run(name: str, **fit: Any) -> Tensor:
+    def run(name: str, **fit: Any) -> tuple[dict[int, Any], list[float]]:
         pl.seed_everything(5, verbose=False)
         module = TwoGroups()
         train = DataLoader(TensorDataset(*runs.samples(160 * size)), batch_size=8, shuffle=True)
         valid = DataLoader(TensorDataset(*runs.samples(96 * size)), batch_size=8)
-        saves = ModelCheckpoint(f"{folder}/{name}", "{epoch}", save_top_k=-1)
-        own = (HDETCallback(), saves, LearningRateMonitor("step"))
+        saves, walked = ModelCheckpoint(f"{folder}/{name}", "{epoch}", save_top_k=-1), Walked()
+        own = (walked, HDETCallback(), saves, LearningRateMonitor("step"))
         with as_torchrun(rank):
             runs.trainer(*own, logger=CSVLogger(folder)).fit(module, train, valid, **fit)
-        return flat(module)
+        return walked.steps, flat(module).tolist()
 
     return run("whole"), run("resumed", ckpt_path=f"{folder}/whole/epoch=1.ckpt")
 
 
-@pytest.mark.parametrize("size", [2])
-def test_a_resumed_run_with_two_groups_equals_the_unbroken_one(
-    ranks: LocalProcesses, tmp_path: Path, size: int
-) -> None:
-    """On several ranks Lightning's sampler shuffles by the epoch, so a resumed run sees the same batches."""
-    for whole, again in ranks.run(resumed, size, str(tmp_path), size=size):
-        assert torch.equal(whole, again)
+def test_a_resumed_run_with_two_groups_equals_the_unbroken_one(ranks: LocalProcesses, tmp_path: Path) -> None:
+    """On several ranks Lightning's sampler shuffles by the epoch's number, so a resumed run sees the same
+    batches. On one it shuffles by torch's generator, which is in no checkpoint: there a resumed run of
+    Lightning differs with hdet and without."""
+    for (whole, end), (again, ended_at) in ranks.run(resumed, 2, str(tmp_path), size=2):
+        assert again == {step: seen for step, seen in whole.items() if step > 40}
+        assert len(again) == 40
+        assert end == ended_at
 
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
