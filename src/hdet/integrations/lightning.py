@@ -128,6 +128,7 @@ class HDETCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Have the last word in every hook of a fit."""
+        _drop_last_word(trainer)  # of a fit that raised
         if stage == "fit":
             trainer.callbacks.append(_LastWord(self))
 
@@ -334,7 +335,7 @@ class HDETCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Remove the hook and the last word."""
-        trainer.callbacks[:] = [each for each in trainer.callbacks if not isinstance(each, _LastWord)]
+        _drop_last_word(trainer)
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -384,6 +385,10 @@ class _LastWord(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._owner.check_files(trainer)
+
+
+def _drop_last_word(trainer: Trainer) -> None:
+    trainer.callbacks[:] = [each for each in trainer.callbacks if not isinstance(each, _LastWord)]
 
 
 def _named_files(trainer: Trainer) -> Iterator[tuple[ModelCheckpoint, str]]:
