@@ -59,7 +59,7 @@ trainer = L.Trainer(
 )
 trainer.fit(module, loader, DataLoader(validate, batch_size=64))
 if trainer.is_global_zero:
-    steps, found = callback.door.steps, callback.door.best
+    steps, found = callback.auto.steps, callback.auto.best
     print(
         f"steps {steps}  held out {trainer.callback_metrics['held out']:.5f}  best {found.kind}", flush=True
     )

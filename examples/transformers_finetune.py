@@ -59,7 +59,7 @@ def main() -> None:
             trainer = train(model, stride, steps=80, folder=folder)
             loss = trainer.evaluate()["eval_loss"]
             if trainer.is_world_process_zero():
-                print(f"{name}: loss {loss:.4f}, the best weights are of step {trainer.door.best.step}")
+                print(f"{name}: loss {loss:.4f}, the best weights are of step {trainer.auto.best.step}")
 
 
 if __name__ == "__main__":

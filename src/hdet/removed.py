@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-__all__ = ["ARGUMENTS", "MOVED", "NAMES", "refuse_name", "refuse_removed"]
+__all__ = ["ARGUMENTS", "MOVED", "NAMES", "Renamed", "refuse_name", "refuse_removed"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -107,6 +107,19 @@ def refuse_name(name: str) -> None:
         return
     importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
     raise (ImportError if importing else AttributeError)(message)
+
+
+class Renamed:
+    """An attribute that has another name now: reading it raises, with the new one."""
+
+    def __init__(self, version: str, new: str) -> None:
+        self._version, self._new = version, new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = name
+
+    def __get__(self, _: object, owner: type) -> Any:
+        raise AttributeError(f"{owner.__name__}.{self._old} was renamed in {self._version}: use .{self._new}")
 
 
 def refuse_removed(function: F) -> F:

@@ -265,11 +265,11 @@ def by_name(rank: int, size: int, method: Any, wraps: bool = True) -> dict[str, 
                     optimizer.step()
                     optimizer.zero_grad()
                     auto.step(loss)
-                watched.after(model, auto.door)
+                watched.after(model, auto.auto)
                 if auto.steps == 60:
                     break
         auto.converge()
-        return watched.told(auto.door, model)
+        return watched.told(auto.auto, model)
 
 
 def test_autotune_shares_gradients_and_then_each_has_its_own(ranks: LocalProcesses) -> None:
@@ -358,3 +358,68 @@ def wrong(rank: int, size: int, folder: Path, how: str) -> str:
 )
 def test_what_cannot_work_says_so(ranks: LocalProcesses, tmp_path: Path, how: str, says: str) -> None:
     assert all(says in said for said in ranks.run(wrong, 2, tmp_path, how, size=2))
+
+
+# ---------------------------------------------------------------------- the end
+
+
+def ended(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """Noise, of which the best weights come early."""
+    from accelerate import Accelerator
+
+    from hdet.integrations.accelerate import prepare
+
+    with llama.launched(rank, size):
+        accelerator = Accelerator(cpu=True)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 256), nn.Tanh(), nn.Linear(256, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        draw = torch.Generator().manual_seed(rank)
+        x, y = torch.randn(16, 6, generator=draw), torch.randn(16, 1, generator=draw)
+        others = [(torch.randn(16, 6, generator=draw), torch.randn(16, 1, generator=draw)) for _ in range(8)]
+        probe = hdet.Probe(lambda batch: loss_of(model, batch), others, model=model)
+        auto = prepare(accelerator, optimizer, total_steps=80, probe=probe)
+        for _ in range(80):
+            accelerator.backward(loss_of(model, (x, y)))
+            optimizer.step()
+            optimizer.zero_grad()
+            auto.step()
+        best = auto.finish_()
+        accelerator.save_state(str(folder / "state"))
+        accelerator.save_model(model, str(folder / "model"))
+        memory = llama.flat(accelerator.unwrap_model(model))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        accelerator.load_state(str(folder / "state"))
+        loaded = llama.flat(accelerator.unwrap_model(model))
+        return {"best": best, "claims": auto.best, "memory": memory, "loaded": loaded}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_is_saved_at_the_end_is_what_finish_loaded(
+    ranks: LocalProcesses, tmp_path: Path, size: int
+) -> None:
+    from safetensors.torch import load_file
+
+    for result in ranks.run(ended, size, tmp_path, size=size):
+        assert result["best"].step < 80, "the last step's weights would be the easy case"
+        for folder in ("state", "model"):
+            saved = load_file(tmp_path / folder / "model.safetensors")
+            ordered = [saved[name].flatten() for name in ("0.weight", "0.bias", "2.weight", "2.bias")]
+            assert torch.equal(torch.cat(ordered), result["memory"])
+        assert torch.equal(result["loaded"], result["memory"])
+        claims, best = result["claims"], result["best"]
+        assert (claims.step, claims.kind, claims.loss) == (best.step, best.kind, best.loss)
+
+
+def test_the_old_name_says_the_new_one() -> None:
+    from hdet.integrations.checkpointing import WrappedScheduler
+
+    model = net()
+    wrapped = WrappedScheduler(
+        "test", hdet.OneCycleAutoLR(torch.optim.SGD(model.parameters(), lr=0.1), 0.1, 100, model=model)
+    )
+    with pytest.raises(AttributeError, match=r"WrappedScheduler\.door was renamed in 0\.3\.0: use \.auto"):
+        wrapped.door  # noqa: B018

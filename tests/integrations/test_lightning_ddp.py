@@ -89,7 +89,7 @@ class Watches(pl.Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         (callback,) = (each for each in trainer.callbacks if isinstance(each, HDETCallback))
-        self.watched.after(pl_module, callback.door)
+        self.watched.after(pl_module, callback.auto)
 
 
 def by_name(rank: int, method: Any, manual: bool) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def by_name(rank: int, method: Any, manual: bool) -> dict[str, Any]:
     module = runs.Manual(1) if manual else None
     with watches.watched.listening():
         module, callback = by_lightning(HDETCallback(method, probe=probe), watches, ranks=2, module=module)
-    return watches.watched.told(callback.door, module)
+    return watches.watched.told(callback.auto, module)
 
 
 def tuned_by_hand(module: Any, optimizers: Any) -> hdet.AutoTune:

@@ -44,8 +44,8 @@ def adapted(
         return {
             "digest": llama.digest(model),
             "moved": all("lora" in name for name in moved),
-            "counted": trainer.door.last_epoch,
-            "best": getattr(trainer.door, "best", None),
+            "counted": trainer.auto.last_epoch,
+            "best": getattr(trainer.auto, "best", None),
             "logs": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
             "loaded": trainer.evaluate()["eval_loss"],
         }

@@ -59,7 +59,7 @@ def train(
             "digest": llama.digest(model),
             "seen": seen,
             "steps": trainer.state.global_step,
-            "lr": trainer.door.get_last_lr(),
+            "lr": trainer.auto.get_last_lr(),
             "logs": trainer.state.log_history,
         }
 
@@ -133,7 +133,7 @@ def by_name(rank: int, size: int, folder: Path, method: Any) -> dict[str, Any]:
             optimizer.optimizer.register_step_pre_hook(lambda *_: watched.before(model, optimizer))
 
         def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
-            watched.after(model, trainer.door)
+            watched.after(model, trainer.auto)
 
     with llama.launched(rank, size), watched.listening():
         model = llama.model()
@@ -147,7 +147,7 @@ def by_name(rank: int, size: int, folder: Path, method: Any) -> dict[str, Any]:
             callbacks=[Watch()],
         )
         trainer.train()
-    return {**watched.told(trainer.door, model), "lr": trainer.door.get_last_lr()}
+    return {**watched.told(trainer.auto, model), "lr": trainer.auto.get_last_lr()}
 
 
 @pytest.mark.parametrize("method", ["autotune", partial(hdet.AutoTune, explore=[hdet.WeightDecay()])])
@@ -327,7 +327,7 @@ def own_losses(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> 
             method=llama.one_cycle(rounds=5),
         )
         trainer.train()
-        return {"told": told, "by hand": by_hand, "steps": trainer.door._cycle.steps}
+        return {"told": told, "by hand": by_hand, "steps": trainer.auto._cycle.steps}
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -48,7 +48,7 @@ def made(folder: Path, settings: dict[str, Any] | None = None, **more: Any) -> A
 def trained(folder: Path, settings: dict[str, Any] | None = None, **more: Any) -> Any:
     trainer = made(folder, {"max_steps": 40, **(settings or {})}, **more)
     trainer.train()
-    counted = getattr(trainer.door, "steps", None) or trainer.door.last_epoch
+    counted = getattr(trainer.auto, "steps", None) or trainer.auto.last_epoch
     assert counted == trainer.state.global_step
     return trainer
 
@@ -64,7 +64,7 @@ def test_options_that_change_nothing_change_nothing(tmp_path: Path) -> None:
     same = trained(tmp_path / "same", {"gradient_checkpointing": True, **looked})
     assert llama.digest(same.model) == llama.digest(plain.model)
     compiled = trained(tmp_path / "compiled", {"torch_compile": True, "torch_compile_backend": "aot_eager"})
-    assert compiled.door.best.loss == pytest.approx(plain.door.best.loss, rel=0.05)
+    assert compiled.auto.best.loss == pytest.approx(plain.auto.best.loss, rel=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without it
@@ -74,8 +74,8 @@ def test_bf16_accumulation_and_epochs(tmp_path: Path) -> None:
     assert trainer.state.global_step == round(
         1.2 * 41 + 0.5
     )  # (520 − 32) / 4 batches by threes, the last one of two
-    assert trainer.door.finished
-    assert trainer.door.best.loss < 3.4
+    assert trainer.auto.finished
+    assert trainer.auto.best.loss < 3.4
 
 
 def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_skipped_step_does_not_count(tmp_path: Path) -> None:
     trainer.take_loss = lambda: (told.append(float(loss := take())), loss)[1]
     trainer.train()
     assert trainer.state.global_step == 45
-    assert trainer.door.steps == len(told) == 43
+    assert trainer.auto.steps == len(told) == 43
     assert max(told) < 4, "no loss is of two steps"
 
 
@@ -159,7 +159,7 @@ def test_a_skipped_step_does_not_count(tmp_path: Path) -> None:
 
 def test_a_door_is_given_what_it_names(tmp_path: Path) -> None:
     trainer = trained(tmp_path, method=partial(hdet.AutoLR, schedule="cosine"))
-    assert isinstance(trainer.door, hdet.AutoLR)
+    assert isinstance(trainer.auto, hdet.AutoLR)
     named = trained(
         tmp_path,
         method=lambda optimizer, total_steps, probe: hdet.AutoTune(
@@ -167,14 +167,14 @@ def test_a_door_is_given_what_it_names(tmp_path: Path) -> None:
         ),
         optimizers=(None, None),
     )
-    assert isinstance(named.door, hdet.AutoTune)
+    assert isinstance(named.auto, hdet.AutoTune)
     bound = trained(tmp_path, method=llama.one_cycle(total_steps=99, spread=0.0, enable_auto_lr=False))
-    assert bound.door.total_steps == 99
+    assert bound.auto.total_steps == 99
     assert len(bound.train_dataset) == llama.SAMPLES, "nothing is set aside where nobody probes"
 
 
 def test_one_process_tunes_as_well(tmp_path: Path) -> None:
-    tune = trained(tmp_path, method="autotune").door
+    tune = trained(tmp_path, method="autotune").auto
     assert isinstance(tune, hdet.AutoTune)
     assert set(tune.values) == {"lr/0", "weight_decay"}
 
@@ -363,9 +363,9 @@ def sharded(rank: int, size: int, folder: Path, resume: str | None) -> dict[str,
         trainer.train(resume_from_checkpoint=resume)
         result = {
             "digest": llama.digest(trainer.model),
-            "parts": trainer.door.replicas.ranks_per_replica,
-            "lr": trainer.door.export(folder / f"{rank}.json"),
-            "best": trainer.door.best.loss,
+            "parts": trainer.auto.replicas.ranks_per_replica,
+            "lr": trainer.auto.export(folder / f"{rank}.json"),
+            "best": trainer.auto.best.loss,
             "said": said,
         }
     logging.getLogger("hdet").removeHandler(handler)

@@ -101,3 +101,12 @@ def test_a_removed_argument_is_refused_where_it_was_taken(caller: str) -> None:
         assert argument not in inspect.signature(function).parameters
         with pytest.raises(TypeError, match=rf"{argument}= was removed in {version}"):
             function(**{argument: None})
+
+
+def test_an_attribute_that_was_renamed_says_so() -> None:
+    class Has:
+        old = removed.Renamed("0.3.0", "new")
+
+    with pytest.raises(AttributeError, match=r"^Has\.old was renamed in 0\.3\.0: use \.new$"):
+        Has().old  # noqa: B018
+    assert not hasattr(Has(), "old")

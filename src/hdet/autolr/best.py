@@ -143,9 +143,9 @@ class BestWeights:
         kept = self.choice.kept
         return None if kept is None else Best(kept.step, kept.kind, kept.loss)
 
-    def finish_(self, step: int) -> Best | None:
-        """Load the best weights into the model, which has taken ``step`` steps, and estimate their loss. A
-        collective."""
+    def finish_(self, step: int | None) -> Best | None:
+        """Load the best weights into the model, which has those of ``step``, or of no known step, and
+        estimate their loss. A collective."""
         best = self.best
         if best is None:
             return None

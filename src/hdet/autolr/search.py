@@ -86,6 +86,8 @@ class Search(Door, LRScheduler):
     """
 
     _finished: Best | None = None
+    #: Whether the model was given other weights after :meth:`finish_`.
+    _replaced = False
     #: Frameworks add to it; hdet does not read it.
     _step_count = 1
 
@@ -199,7 +201,7 @@ class Search(Door, LRScheduler):
                 self._only.window_ended()
                 self._count(record, used)
                 if self._horizon.stalled:
-                    self._end_early()
+                    self.end_early("the probe's loss has not improved beyond its error for long")
             return record
         finally:  # a step counts although the probe that followed it raised
             back = cycle.taken_back
@@ -219,21 +221,29 @@ class Search(Door, LRScheduler):
         factors = [axis.factor for axis in self._horizon.axes]  # type: ignore[attr-defined]  # learning rates
         return [Decay(f, ratio, shape) for f, ratio in zip(factors, self._driver.ratios, strict=True)]
 
-    def _end_early(self) -> None:
-        """Where nothing improves any more, decay over a tenth of the steps so far. Other schedules than
-        ``"wsd"`` decay by themselves."""
+    def end_early(self, why: str) -> bool:
+        """Decay over a tenth of the steps so far, within the budget, and end; ``why`` is logged.
+
+        Returns whether training goes on to decay. It does not where it cannot: with another schedule than
+        ``"wsd"``, which decays by itself, and before the first window has ended. Every rank calls it at the
+        same step.
+        """
         left = math.inf if self._budget is None else self._budget - self.steps
         steps = int(min(max(_FIRST, self.steps // 10), left))
-        if steps < 1 or not isinstance(self._shape, WarmStableDecay) or self._shape(self.steps) < 1:
-            return
-        logger.warning(
-            "%s: step %d: the probe's loss has not improved beyond its error for long: the learning rate "
-            "decays and training ends at step %d",
-            self._name,
-            self.steps,
-            self.steps + steps,
-        )
+        if steps < 1 or not isinstance(self._shape, WarmStableDecay) or not self._cycle.rounds:
+            return False
+        if self._shape(self.steps) < 1:
+            return not self.finished  # it decays already
         self.cooldown(steps)
+        if self._cycle.replicas.world_rank == 0:
+            logger.warning(
+                "%s: step %d: %s: the learning rate decays and training ends at step %d",
+                self._name,
+                self.steps,
+                why,
+                self.total_steps,
+            )
+        return True
 
     def _count(self, record: SyncRecord, lrs: Sequence[float]) -> None:
         """Remember a window, trained at ``lrs``, for the summary."""
@@ -329,8 +339,15 @@ class Search(Door, LRScheduler):
     @property
     def best(self) -> Best | None:
         """The best weights seen so far by the probe, and how sure their learning rate is; with an honest
-        estimate after :meth:`finish_`."""
+        estimate after :meth:`finish_`. None where a framework has loaded other weights since then."""
+        if self._replaced:
+            return None
         return self._finished or self._with_rate(self._horizon.incumbent.weights.best)
+
+    def weights_replaced(self) -> None:
+        """The model was given other weights than those that :meth:`finish_` loaded; calling that again loads
+        them again."""
+        self._replaced = True
 
     def _with_rate(self, best: Best | None) -> Best | None:
         return best and replace(best, rate=self._rate)
@@ -343,7 +360,9 @@ class Search(Door, LRScheduler):
         """
         self._cycle.stop()
         self._log_summary()
-        self._finished = self._with_rate(self._horizon.incumbent.weights.finish_(self.steps))
+        at = None if self._replaced else self.steps
+        self._finished = self._with_rate(self._horizon.incumbent.weights.finish_(at))
+        self._replaced = False
         if self._finished is not None:
             self._cycle.note("handed", weights={**asdict(self._finished), "rates": self._finished.rates})
         return self._finished
@@ -477,7 +496,7 @@ class Search(Door, LRScheduler):
                 self._cycle.end_search(meet=False)
             if end.new:
                 self._horizon.recounted(self.steps)
-        self._found = found
+        self._found, self._finished, self._replaced = found, None, False
         summary = state["verdict"]
         self._windows, self._rollbacks = summary["counts"]
         self._first_loss, self._last_loss = summary["losses"]

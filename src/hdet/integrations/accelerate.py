@@ -66,7 +66,7 @@ class Prepared(WrappedScheduler):
     def before_save(self, _models: object, _weights: object, folder: str) -> None:
         """Accelerate's hook, on every rank. The weights it has collected share the model's memory, so they
         become the mean too; those of a sharded model are already on disk."""
-        if self._accelerator.distributed_type == DistributedType.FSDP and self.door.apart:
+        if self._accelerator.distributed_type == DistributedType.FSDP and self.auto.apart:
             raise RuntimeError(
                 "accelerator.save_state: Accelerate has already written this sharded model's weights, and "
                 "its replicas differ; first call converge() of what prepare returned, on every rank"

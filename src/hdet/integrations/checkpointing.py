@@ -38,7 +38,8 @@ class WrappedScheduler:
                 f"{caller}: the door must be an AutoLR, AutoTune, OneCycleAutoLR or Ensemble, got "
                 f"{type(door).__name__}, which has no {missing[0]}"
             )
-        self.door = door
+        #: The door itself.
+        self.auto = door
         #: Where the framework loads from.
         self.folder: Path | None = None
         #: Whether replicas were averaged between two syncs, since the last step.
@@ -47,60 +48,62 @@ class WrappedScheduler:
     def step(self, loss: Tensor | SupportsFloat | None = None) -> SyncRecord | None:
         """As the door's."""
         self._averaged_early = False
-        record: SyncRecord | None = self.door.step(loss)
+        record: SyncRecord | None = self.auto.step(loss)
         return record
 
     def converge(self) -> None:
         """Average the replicas if they differ. Every rank calls it, before weights are evaluated or saved."""
-        if self.door.apart:
-            self.door.converge()
+        if self.auto.apart:
+            self.auto.converge()
             self._averaged_early = True
 
     @contextmanager
     def converged(self) -> Iterator[None]:
         """Inside, replicas are one model, at the base value of what the forward pass reads."""
         self.converge()
-        if not hasattr(self.door, "at_base"):
+        if not hasattr(self.auto, "at_base"):
             yield
             return
-        with self.door.at_base():
+        with self.auto.at_base():
             yield
 
     @property
     def _files(self) -> int:
         """How many ranks write a file: all, or none where rank 0's state is enough."""
-        replicas = self.door.replicas
+        replicas = self.auto.replicas
         several = replicas.world_size > 1 and (self._averaged_early or replicas.ranks_per_replica > 1)
         return replicas.world_size if several else 0
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, and how many ranks wrote a file."""
-        return {"door": self.door.state_dict(), "files": self._files}
+        return {"door": self.auto.state_dict(), "files": self._files}
 
     def save_rank(self, folder: str | PathLike[str]) -> None:
         """Write this rank's file, if files are needed. Every rank calls it."""
         if self._files:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            torch.save(self.door.state_dict(), self._file(Path(folder)))
+            torch.save(self.auto.state_dict(), self._file(Path(folder)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load this rank's file; rank 0's state if there are no files, or for another number of ranks."""
         own: Mapping[str, Any] = state.get("door", state)  # or a door's own state, saved without this class
-        if self.folder is not None and state.get("files") == self.door.replicas.world_size:
+        if self.folder is not None and state.get("files") == self.auto.replicas.world_size:
             path = self._file(self.folder)
             if not path.exists():
                 raise FileNotFoundError(
-                    f"{type(self.door).__name__}.load_state_dict: the checkpoint must have a file for each "
+                    f"{type(self.auto).__name__}.load_state_dict: the checkpoint must have a file for each "
                     f"of {state['files']} ranks, and lacks {path}; copy the folder whole, from every machine"
                 )
             own = torch.load(path, map_location="cpu", weights_only=True)
         self._averaged_early = False
-        self.door.load_state_dict(own)
+        self.auto.load_state_dict(own)
 
     def _file(self, folder: Path) -> Path:
-        return folder / f"hdet_{self.door.replicas.world_rank}.pt"
+        return folder / f"hdet_{self.auto.replicas.world_rank}.pt"
 
     def __getattr__(self, name: str) -> Any:
-        if name == "door":  # not set yet
+        if name == "auto":  # not set yet
             raise AttributeError(name)
-        return getattr(self.door, name)
+        if name == "door":
+            raise AttributeError(f"{type(self).__name__}.door was renamed in 0.3.0: use .auto")
+        return getattr(self.auto, name)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hdet.autolr.auto_lr import AutoLR
+from hdet.autolr.search import Search
 from hdet.history import History
 from hdet.published.one_cycle import OneCycleAutoLR
 from hdet.tuning.auto_tune import AutoTune
@@ -23,6 +24,7 @@ __all__ = [
     "begin_own_gradients",
     "build",
     "builder_of",
+    "cools_down",
     "ddp_of",
     "in_ddp",
     "needs",
@@ -102,6 +104,22 @@ def sharing_of(make: Callable[..., Any]) -> dict[str, Any]:
     """What AutoTune must be told where a framework's DDP is out of its sight: gradients are shared first."""
     tunes = getattr(make, "func", make) is AutoTune and wants(make, "gradients")
     return {"gradients": "switch"} if tunes else {}
+
+
+def cools_down(caller: str, door: Any, who: str) -> bool:
+    """Whether training goes on to decay where ``who`` asks for an early stop: before the decay, weights are
+    far from where they end. Every rank calls it at the same step."""
+    if not isinstance(door, Search):
+        return False
+    if door.end_early(f"{who} asks to stop"):
+        return True
+    if not door.finished and door.replicas.world_rank == 0:
+        logger.warning(
+            "%s: %s asks to stop at step %d, before the learning rate has decayed, and it cannot decay now: "
+            "that takes the schedule 'wsd' and a first window that has ended",
+            *(caller, who, door.steps),
+        )
+    return False
 
 
 # ---------------------------------------------------------------------- gradients of their own

@@ -6,7 +6,8 @@
     trainer.train()
 
 The door is the Trainer's ``lr_scheduler``, logged, saved and resumed as one. Replicas are averaged before
-they are evaluated or saved, and at the end.
+they are evaluated or saved. The best weights are loaded at the last step, before it is evaluated and saved,
+so the last checkpoint holds them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from hdet.autolr.search import Search
 from hdet.integrations import require
 from hdet.integrations.checkpointing import WrappedScheduler
 from hdet.integrations.methods import (
@@ -28,6 +30,7 @@ from hdet.integrations.methods import (
     begin_own_gradients,
     build,
     builder_of,
+    cools_down,
     in_ddp,
     needs,
     own_gradients,
@@ -35,11 +38,12 @@ from hdet.integrations.methods import (
     wants,
 )
 from hdet.probes import Probe
-from hdet.removed import refuse_removed
+from hdet.removed import Renamed, refuse_removed
 
 require("transformers", "5.1.0")
 
-from transformers import Trainer, TrainerCallback  # noqa: E402 — require names a version that is too old
+# After require, which names a version that is too old.
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback  # noqa: E402
 
 __all__ = ["HDETTrainer", "HDETTrainerMixin"]
 
@@ -58,8 +62,10 @@ class HDETTrainerMixin(_Base):
     """For any Trainer: ``class Mine(HDETTrainerMixin, SFTTrainer): ...``.
 
     ``args.lr_scheduler_type`` is not used, nor is ``args.learning_rate`` unless the door reads the
-    optimizer's ``lr``. After training the model holds the best weights that a search has seen (``finish_``),
-    unless ``args.load_best_model_at_end`` is set.
+    optimizer's ``lr``. At its last step a search loads the best weights it has seen (``finish_``), and the
+    Trainer evaluates and saves those. With ``args.load_best_model_at_end`` that checkpoint is one of those
+    that the Trainer's metric chooses from. ``EarlyStoppingCallback`` ends the search: the learning rate
+    decays, and then training stops.
 
     Args:
         method: ``"autolr"`` finds the learning rate. ``"autotune"`` finds weight decay, dropout and label
@@ -101,16 +107,23 @@ class HDETTrainerMixin(_Base):
         #: The sum of this rank's losses in the current accumulation, and what turns it into their own mean.
         self._loss_sum: Tensor | None = None
         self._scale: Tensor | float = 1.0
-        self.add_callback(_ConvergeAtEnd(self))
+        self.add_callback(_Ending(self))
+
+    def add_callback(self, callback: Any) -> None:
+        """As the Trainer's; ours stays the last one, so that it knows whether another asks to stop."""
+        super().add_callback(callback)
+        self.callback_handler.callbacks.sort(key=lambda each: isinstance(each, _Ending))
 
     @property
-    def _wrapped(self) -> WrappedScheduler | None:
-        return self.lr_scheduler if isinstance(self.lr_scheduler, WrappedScheduler) else None
+    def _wrapped(self) -> _Scheduler | None:
+        return self.lr_scheduler if isinstance(self.lr_scheduler, _Scheduler) else None
 
     @property
-    def door(self) -> Any:
+    def auto(self) -> Any:
         """The AutoLR, or what ``method`` built; None before ``train()``."""
-        return None if self._wrapped is None else self._wrapped.door
+        return None if self._wrapped is None else self._wrapped.auto
+
+    door = Renamed("0.3.0", "auto")
 
     # ------------------------------------------------------------------ what is built
 
@@ -233,7 +246,7 @@ class HDETTrainerMixin(_Base):
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """As the Trainer's, and keeps the loss; those of the micro-batches add up to that of the step."""
-        with own_gradients(model, self.door):
+        with own_gradients(model, self.auto):
             loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         own = loss.detach()
         self._loss_sum = own if self._loss_sum is None else self._loss_sum + own
@@ -257,7 +270,13 @@ class HDETTrainerMixin(_Base):
             return super().predict(*args, **kwargs)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """The averaged model. In a checkpoint it is saved before optimizer and door."""
+        """The averaged model, and the best weights if training is over. In a checkpoint it is saved before
+        optimizer and door."""
+        if self.is_in_train and self._wrapped is not None:
+            if self.control.should_training_stop:
+                self._wrapped.finish()
+            if kwargs.get("_internal_call"):  # in a checkpoint
+                self._wrapped.saved_at = self.state.global_step
         with self._converged():
             super().save_model(*args, **kwargs)
 
@@ -288,7 +307,7 @@ class HDETTrainer(HDETTrainerMixin, Trainer):
         args = TrainingArguments("out", max_steps=1000, per_device_train_batch_size=8)
         trainer = HDETTrainer(model=model, args=args, train_dataset=dataset)
         trainer.train()
-        print(trainer.door.best)
+        print(trainer.auto.best)
     """
 
 
@@ -298,10 +317,20 @@ class _Scheduler(WrappedScheduler):
     def __init__(self, trainer: Any, door: Any) -> None:
         super().__init__(trainer._name, door)
         self._trainer = trainer
+        #: The steps at which the best weights were loaded, and at which the model was last saved.
+        self.finished_at: int | None = None
+        self.saved_at: int | None = None
+
+    def finish(self) -> None:
+        """The replicas become one model, with the best weights if the door is a search; once a training."""
+        self.converge()
+        if self.finished_at is None and hasattr(self.auto, "finish_"):
+            self.auto.finish_()
+            self.finished_at = self._trainer.state.global_step
 
     def step(self, *_: object) -> Any:
         record = super().step(self._trainer.take_loss())
-        if getattr(self.door, "finished", False):
+        if getattr(self.auto, "finished", False):
             # The step in progress is the last one: the Trainer ends as usual after it.
             self._trainer.state.max_steps = self._trainer.state.global_step + 1
         return record
@@ -326,24 +355,58 @@ class _Scheduler(WrappedScheduler):
             )
 
 
-class _ConvergeAtEnd(TrainerCallback):
-    """However training ends, the replicas are one model then."""
+class _Ending(TrainerCallback):
+    """However training ends, the replicas are one model then, which holds the best weights. They are loaded
+    before the Trainer evaluates and saves for the last time."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
         if control.should_training_stop and self._trainer._wrapped is not None:
-            self._trainer._wrapped.converge()
+            self._trainer._wrapped.finish()
 
     on_epoch_end = on_step_end
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        """An early stop waits until the learning rate has decayed."""
+        auto = self._trainer.auto
+        asks = any(
+            isinstance(each, EarlyStoppingCallback)
+            and each.early_stopping_patience_counter >= each.early_stopping_patience
+            for each in self._trainer.callback_handler.callbacks
+        )
+        if control.should_training_stop and asks and state.global_step < state.max_steps:
+            control.should_training_stop = not cools_down(self._trainer._name, auto, "EarlyStoppingCallback")
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        wrapped = self._trainer._wrapped
-        if wrapped is not None:
-            wrapped.converge()
-            if hasattr(wrapped.door, "finish_") and not args.load_best_model_at_end:
-                wrapped.door.finish_()
+        wrapped, auto = self._trainer._wrapped, self._trainer.auto
+        if wrapped is None:
+            return
+        chosen = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        if not chosen:
+            wrapped.finish()
+        if not isinstance(auto, Search):
+            return
+        if chosen and state.best_global_step != wrapped.finished_at:
+            auto.weights_replaced()
+            self._say(
+                "load_best_model_at_end has loaded %s, whose %s is %.4g, in place of what the probe chose; "
+                "auto.best is None, and trainer.auto.finish_() loads the probe's choice",
+                Path(state.best_model_checkpoint).name,
+                args.metric_for_best_model,
+                state.best_metric,
+            )
+        elif not chosen and wrapped.saved_at not in (None, wrapped.finished_at) and auto.best is not None:
+            self._say(
+                "the model holds the best weights (the %s of step %d), and checkpoint-%d, the last one, "
+                "those of its own step; trainer.save_model(folder) saves the best",
+                *(auto.best.kind, auto.best.step, wrapped.saved_at),
+            )
+
+    def _say(self, text: str, *values: object) -> None:
+        if self._trainer.is_world_process_zero():
+            logger.warning("%s: " + text, self._trainer._name, *values)
 
 
 def _subset(data: Any, numbers: list[int]) -> Dataset[Any]:

@@ -190,3 +190,39 @@ def test_a_run_that_is_broken_off_says_it_at_its_end(caplog: pytest.LogCaptureFi
     assert said(caplog) == []
     auto.finish_()
     assert len(said(caplog)) == 1
+
+
+# ---------------------------------------------------------------------- asked to end early
+
+
+@pytest.mark.parametrize(("total", "asked", "end"), [(200, 50, 60), (28, 20, 28), (None, 50, 60)])
+def test_asked_to_end_early_it_decays_within_what_is_left(
+    total: int | None, asked: int, end: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Training(total_steps=total).run(asked)
+    assert run.auto.end_early("somebody asks to stop")
+    run.run(end)
+    assert run.auto.finished
+    assert run.auto.get_last_lr()[0] == 0.0
+    (line,) = (r.message for r in caplog.records if "somebody" in r.message)
+    assert line.endswith(f": the learning rate decays and training ends at step {end}")
+    assert not run.auto.end_early("again"), "it has ended"
+
+
+def test_where_it_cannot_decay_it_says_so() -> None:
+    assert not Training().run(5).auto.end_early("before the first window has ended")
+    assert not Training(schedule="cosine").run(50).auto.end_early("with a curve of its own")
+    assert Training().run(180).auto.end_early("while it decays")
+
+
+def test_best_claims_nothing_once_other_weights_were_loaded() -> None:
+    run = Training().run(200)
+    best = run.auto.finish_()
+    weights = {name: value.clone() for name, value in run.model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.zero_()
+    run.auto.weights_replaced()
+    assert run.auto.best is None
+    assert run.auto.finish_() == best == run.auto.best
+    assert all(torch.equal(weights[name], value) for name, value in run.model.state_dict().items())

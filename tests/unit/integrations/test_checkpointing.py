@@ -58,12 +58,12 @@ def loaded(folder: Path, state: dict[str, Any], rank: int, ranks: int = 2, parts
 def test_replicas_are_averaged_if_they_differ() -> None:
     wrapped = WrappedScheduler("test", Door())
     wrapped.converge()
-    assert wrapped.door.converged == 0
+    assert wrapped.auto.converged == 0
     wrapped.step()
     with wrapped.converged():
-        assert not wrapped.door.apart
+        assert not wrapped.auto.apart
     wrapped.converge()
-    assert wrapped.door.converged == 1
+    assert wrapped.auto.converged == 1
 
 
 def test_between_two_syncs_every_rank_has_its_own_state(tmp_path: Path) -> None:
