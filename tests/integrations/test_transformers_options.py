@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 import hdet
 from hdet.replicas.launch import LocalProcesses
@@ -229,18 +229,28 @@ def test_samples_are_set_aside_for_good(ranks: LocalProcesses, tmp_path: Path) -
     ((alone, held_alone),) = ranks.run(set_aside, 1, tmp_path, size=1)
     (a, held_a), (b, held_b) = ranks.run(set_aside, 2, tmp_path, size=2)
     assert a == b
-    assert len(held_alone) == len(held_a) == len(held_b) == 8 * llama.BATCH
+    assert len(held_alone) == 8 * llama.BATCH
+    assert len(held_a) == len(held_b) == 8 * 3, "a tenth of all at most, in smaller batches"
     assert not {*held_a, *held_b} & {*a}
     assert sorted([*a, *held_a, *held_b]) == list(range(llama.SAMPLES))
     assert set(held_alone) <= {*held_a, *held_b}, "fewer ranks probe nothing that more have trained on"
     assert sorted([*alone, *held_alone]) == list(range(llama.SAMPLES))
 
 
+def test_of_few_samples_a_quarter_is_set_aside_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = made(tmp_path, train_dataset=Subset(llama.data(), range(60)))
+    assert len(trainer.train_dataset) == 46
+    assert len(trainer._probe_loader()) == 7
+    assert "14 of 60 samples (23 %) are set aside for the probe" in caplog.text
+
+
 def test_more_set_aside_than_before_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained(tmp_path, {"save_strategy": "steps", "save_steps": 20})
     more = made(tmp_path, {"max_steps": 40, "per_device_train_batch_size": 2 * llama.BATCH})
     more.train(resume_from_checkpoint=str(tmp_path / "checkpoint-20"))
-    assert any("the probe measures 64 samples now, and 32" in r.getMessage() for r in caplog.records)
+    assert any("the probe measures 48 samples now, and 32" in r.getMessage() for r in caplog.records)
 
 
 def test_one_that_only_evaluates_needs_no_probe(tmp_path: Path) -> None:
@@ -261,8 +271,8 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         ({"method": "auto_lr"}, "method must be 'autolr', 'autotune', 'published' or a callable"),
         ({"hdet": "auto_lr"}, "HDETTrainerMixin: hdet= was removed in 0.3.0: use method='autolr', "),
         (
-            {"train_dataset": llama.data(count=63)},
-            "train_dataset must have at least 64, got 63; give probe_dataset",
+            {"train_dataset": llama.data(count=7)},
+            "train_dataset must have enough samples .* of 1 rank, got 7; give probe_dataset",
         ),
         ({"train_dataset": Stream()}, "to set samples aside for the probe, got Stream; give probe_dataset"),
         ({"method": lambda optimizer: None, "probe_dataset": []}, "takes no argument named probe"),

@@ -38,6 +38,7 @@ from hdet.integrations.methods import (
     wants,
 )
 from hdet.probes import Probe
+from hdet.probes.set_aside import samples_to_keep, warn_of_share
 from hdet.removed import Renamed, refuse_removed
 
 require("transformers", "5.1.0")
@@ -76,8 +77,9 @@ class HDETTrainerMixin(_Base):
             ``model`` and ``probe`` it takes: ``partial(hdet.AutoLR, schedule="cosine")``,
             ``partial(hdet.OneCycleAutoLR.paper, max_lr=9e-4, final_div_factor=5)``.
         probe_dataset: what the probe measures, never trained on and not reported as validation. None sets
-            eight batches of each rank aside from ``train_dataset`` if the door needs a probe; give one if a
-            run may resume with more ranks, which would set more aside.
+            eight batches of each rank aside from ``train_dataset`` if the door needs a probe, a tenth of it
+            at most (:meth:`hdet.Probe.set_aside`); give one if a run may resume with more ranks, which would
+            set more aside.
     """
 
     lr_scheduler: Any
@@ -96,6 +98,8 @@ class HDETTrainerMixin(_Base):
         self._make = builder_of(self._name, method)
         self._check_arguments()
         self._samples_set_aside = 0
+        #: Of what was set aside: smaller than in training where that would have been more than a tenth.
+        self._probe_batch_size = 0
         self._probe_dataset = probe_dataset
         if probe_dataset is not None and not wants(self._make, "probe"):
             raise ValueError(
@@ -182,12 +186,18 @@ class HDETTrainerMixin(_Base):
                 f"{self._name}: train_dataset must have a length, to set samples aside for the probe, got "
                 f"{type(data).__name__}; give probe_dataset"
             )
-        total, wanted = len(data), _PROBE_BATCHES * self._train_batch_size * self.args.world_size
-        if 2 * wanted > total:
+        total, world = len(data), self.args.world_size
+        try:
+            batches, size = samples_to_keep(total, _PROBE_BATCHES, self._train_batch_size, world)
+        except ValueError:
             raise ValueError(
-                f"{self._name}: to set {wanted:,} samples aside for the probe, train_dataset must have at "
-                f"least {2 * wanted:,}, got {total:,}; give probe_dataset"
-            )
+                f"{self._name}: train_dataset must have enough samples to set some aside for the probe of "
+                f"{world} rank{'s' if world > 1 else ''}, got {total:,}; give probe_dataset"
+            ) from None
+        self._probe_batch_size = size
+        wanted = batches * size * world
+        if self.args.process_index == 0:
+            warn_of_share(self._name, wanted, total, "samples")
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         # With fewer ranks these are the first of what more ranks set aside: none of them was trained on.
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -200,7 +210,7 @@ class HDETTrainerMixin(_Base):
         progress while it is half read."""
         data: Any = self._probe_dataset
         world, rank = self.args.world_size, self.args.process_index
-        size = min(self._train_batch_size, len(data) // world)
+        size = min(self._probe_batch_size or self._train_batch_size, len(data) // world)
         if size == 0:
             raise ValueError(
                 f"{self._name}: probe_dataset must have a sample for each of {world} ranks, got {len(data)}"

@@ -27,7 +27,14 @@ from torch.utils.data import (
 
 from hdet.probes.batch_contents import fingerprint
 
-__all__ = ["batches_to_keep", "is_map_style", "samples_to_keep", "split_iterable", "split_loader"]
+__all__ = [
+    "batches_to_keep",
+    "is_map_style",
+    "samples_to_keep",
+    "split_iterable",
+    "split_loader",
+    "warn_of_share",
+]
 
 logger = logging.getLogger("hdet")
 
@@ -64,8 +71,8 @@ def split_loader(loader: DataLoader[Any], batches: int, seed: int) -> tuple[list
     else:
         count, size = samples_to_keep(total, batches, loader.batch_size, ranks)
         taken = count * size * ranks
-    if taken * _SHARE > total and rank == 0:
-        _warn_of_share(taken, total, "samples" if size else "batches")
+    if rank == 0:
+        warn_of_share("Probe.set_aside", taken, total, "samples" if size else "batches")
     chosen = random.Random(seed).sample(range(total), taken)
     left_out = set(chosen)
     # An array, not a list: 8 bytes for each sample.
@@ -132,12 +139,14 @@ def _most(total: int, least: int, two_batches: int, what: str) -> int:
     return max(total // _SHARE, min(least, total // _LARGEST_SHARE), two_batches)
 
 
-def _warn_of_share(taken: int, total: int, what: str) -> None:
-    logger.warning(
-        "Probe.set_aside: %d of %d %s (%.0f %%) are set aside, more than a tenth: fewer say too little; to "
-        "train on all of them, give Probe batches of a held-out set",
-        *(taken, total, what, 100 * taken / total),
-    )
+def warn_of_share(caller: str, taken: int, total: int, what: str) -> None:
+    """Warn where more than a tenth was taken."""
+    if taken * _SHARE > total:
+        logger.warning(
+            "%s: %d of %d %s (%.0f %%) are set aside for the probe, more than a tenth: fewer say too little; "
+            "to train on all of them, give the probe held-out data",
+            *(caller, taken, total, what, 100 * taken / total),
+        )
 
 
 def _refuse_custom(loader: DataLoader[Any]) -> None:
@@ -196,8 +205,8 @@ def split_iterable(loader: Iterable[Any], batches: int) -> tuple[list[Any], Rema
     first = list(islice(iterator, 2 * batches))
     total = len(first) if len(first) < 2 * batches else _length_of(loader)
     count = batches if total is None else batches_to_keep(total, batches)
-    if total is not None and count * _SHARE > total:
-        _warn_of_share(count, total, "batches")
+    if total is not None:
+        warn_of_share("Probe.set_aside", count, total, "batches")
     begun = chain(first[count:], iterator) if iterator is loader else None
     return first[:count], Remaining(loader, first[:count], begun, counted=total is not None)
 
@@ -248,6 +257,6 @@ class Remaining:
         for batch in batches:
             total += 1
             yield batch
-        if not self._counted and len(self.kept) * _SHARE > total:
-            _warn_of_share(len(self.kept), total, "batches")
+        if not self._counted:
+            warn_of_share("Probe.set_aside", len(self.kept), total, "batches")
         self._counted = True
