@@ -5,6 +5,7 @@ Which of two candidates is better is decided in :mod:`hdet.autolr.choice`, which
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from hdet.autolr.prior import likely_rates
 from hdet.autolr.snapshot import Copies, wait_for_copies
 from hdet.loop.state import pieces_of
 from hdet.probes import Probe
+from hdet.probes.batch_contents import fingerprint, tensors_of
 from hdet.probes.isolation import trained_norms
 from hdet.replicas import Replicas, drop_gathered, local
 
@@ -35,6 +37,9 @@ _RESTART = 1.5
 _YOUTH, _YOUNG_STEPS = 0.15, 200
 #: A third of a third of the learning rate is slow enough.
 _MAX_RESTARTS = 2
+#: Loaded weights are not those that were measured, where on the same batches their loss is higher by this
+#: share of itself and of what was gained. Rounding and noise of the loss function stay far below it.
+_HIGHER, _GAIN_LOST = 0.25, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,12 @@ class BestWeights:
         self._whole = list(parameters)
         self._parameters = {i: local(p) for i, p in enumerate(parameters)}
         self._weights, self._buffers = Copies(offload=offload), Copies(offload=offload)
-        #: Batch norms as training left them; a user may freeze them before the weights are loaded.
-        self._norms: list[nn.Module] = []
+        #: The batch norms that trained when the copy was made, whose statistics a mean is loaded with; None
+        #: where that is not known. A user may freeze some later, or all before the weights are loaded.
+        self._norms: list[nn.Module] | None = None
+        #: By which batches every replica has chosen so far, and this rank's own, once that is known.
+        self._marks: list[float] | None = None
+        self._mark: float | None = None
 
     def measure(self, count: int | None = None) -> list[float | Tensor]:
         """This rank's losses at the present weights, on the first ``count`` of its batches; of several
@@ -116,8 +125,22 @@ class BestWeights:
         are any; ``refresh`` recomputes those, for weights that training has never used."""
         if not self.probe.has_norms:
             return self.measure()
-        self._norms = [*trained_norms(self.probe.model)]
         return self._losses(self.probe.halves()[0], "choice", refresh=refresh)
+
+    def mark(self) -> float:
+        """A number by which the batches that choose are known from others."""
+        if self._mark is None:
+            self._mark = _mark_of(self.probe.halves()[0])
+        return self._mark
+
+    def batches_changed(self, marks: Sequence[float]) -> bool:
+        """Whether others chose so far than those of these ``marks``, the replicas' in turn, as where a run is
+        resumed with another probe: their losses cannot be compared, so the choice starts over."""
+        before, self._marks = self._marks, list(marks)
+        if before is None or len(before) != len(marks) or before == self._marks:
+            return False
+        self.forget()
+        return True
 
     def follow(self, parameters: Mapping[int, Tensor]) -> None:
         """These are trained from now on: until now they have not changed."""
@@ -136,6 +159,7 @@ class BestWeights:
             for i, weight in given.items():
                 self._weights.write(i, weight, self._parameters[i])
             self._buffers.write_all(self.replicas.buffers_of(self._model))
+            self._norms = [*trained_norms(self.probe.model)]
 
     @property
     def best(self) -> Best | None:
@@ -143,17 +167,35 @@ class BestWeights:
         kept = self.choice.kept
         return None if kept is None else Best(kept.step, kept.kind, kept.loss)
 
-    def finish_(self, step: int) -> Best | None:
-        """Load the best weights into the model, which has taken ``step`` steps, and estimate their loss. A
-        collective."""
+    def finish_(self) -> Best | None:
+        """Load the best weights into the model and estimate their loss. A collective."""
         best = self.best
         if best is None:
             return None
-        if best.kind != "end" or best.step != step:  # else the model has them
-            self.load_()
+        self.load_()
         self.replicas.deliver_()
+        self._compare_with_choice()
         estimate, error = self._estimate()
         return replace(best, estimate=estimate, error=error)
+
+    def _compare_with_choice(self) -> None:
+        """Warn where the loaded weights are clearly worse than they were when they were chosen, on the same
+        batches. Whatever the cause, the model is not what was measured."""
+        first, kept = self.choice.first, self.choice.kept
+        assert first is not None
+        assert kept is not None
+        rows = self.replicas.gather(self.measure_deployed(refresh=False))
+        now = mean_of([loss for row in rows for loss in row])
+        higher = max(_HIGHER * abs(kept.loss), _GAIN_LOST * (first.loss - kept.loss))
+        if not now <= kept.loss + higher and self.replicas.world_rank == 0:
+            logger.warning(
+                "finish_: the probe's loss of the weights that it loads is %.4g, and was %.4g when they were "
+                "chosen, on the same batches: something else has changed since. Does the probe have the loss "
+                "it had before a resume, does anything but the optimizer write weights, and is every layer "
+                "in the mode it was trained in?",
+                now,
+                kept.loss,
+            )
 
     def _estimate(self) -> tuple[float, float]:
         """Mean and standard error over the batches of all ranks, which may hold different numbers of them."""
@@ -179,7 +221,7 @@ class BestWeights:
                 buffers[name].copy_(copy)
         drop_gathered(self._model)
         if self.choice.kept.kind == "mean":
-            self.probe.refresh_norms_(self.probe.halves()[0], self._norms or None, self.replicas)
+            self.probe.refresh_norms_(self.probe.halves()[0], self._norms, self.replicas)
 
     def forget(self) -> None:
         """Start over: the copy is of other weights than those that are trained now."""
@@ -198,7 +240,18 @@ class BestWeights:
         empty = {i: partial(self._weights.empty, self._parameters[i].detach()) for i in later}
         weights = pieces_of(copied, self._whole) | pieces_of(empty, self._whole)
         kept = {"weights": weights, "buffers": [[name, copy] for name, copy in self._buffers.tensors.items()]}
-        return {"choice": asdict(self.choice), "kept": kept, "replicas": self.replicas.size}
+        norms = self._norms
+        return {
+            "choice": asdict(self.choice),
+            "kept": kept,
+            "norms": None if norms is None else [name for name, m in self._modules.items() if m in norms],
+            "replicas": self.replicas.size,
+            "marks": self._marks,
+        }
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return dict(self.probe.model.named_modules())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
@@ -207,7 +260,10 @@ class BestWeights:
         choice = saved.of_fewer(state["replicas"], self.replicas.size, self.probe.choosing)
         if choice is None:  # chosen by batches that cannot be compared
             return
-        self.choice = choice
+        self.choice, self._marks, self._mark = choice, state["marks"], None
+        modules, norms = self._modules, state["norms"]
+        known = norms is not None and all(name in modules for name in norms)  # else it is wrapped otherwise
+        self._norms = [modules[name] for name in norms] if known else None
         for i, copy in state["kept"]["weights"].items():
             self._weights.write(i, copy, self._parameters[i])
         for name, copy in state["kept"]["buffers"]:
@@ -221,14 +277,11 @@ class Incumbent:
         weights: keeps the best weights.
         patience: so often training returns to them without an improvement; None never returns.
         lost: the share of what was gained that must be lost before it does.
-        deployed: whether weights are chosen by other losses than windows are compared by, those with running
-            statistics.
     """
 
-    def __init__(self, weights: BestWeights, patience: int | None, lost: float, *, deployed: bool) -> None:
+    def __init__(self, weights: BestWeights, patience: int | None, lost: float) -> None:
         self.weights = weights
         self._patience, self._lost = patience, lost
-        self.deployed = deployed
         self._returns = self._restarts = 0
         #: Whether nothing has improved since the learning rate last rose; and the loss of the last window.
         self._stands, self._last = False, math.nan
@@ -243,9 +296,20 @@ class Incumbent:
         #: The lowest losses at any m so far, likewise.
         self.best: list[float] | None = None
 
+    @property
+    def deployed(self) -> bool:
+        """Whether weights are chosen by other losses than windows are compared by, those with running
+        statistics."""
+        return self.weights.probe.has_norms
+
     def forget(self) -> None:
         """Drop the losses that windows are compared with: they are of other weights."""
         self.previous = self.best = None
+
+    def start_over(self) -> None:
+        """As :meth:`forget`, and what this search has found: it was measured on other batches."""
+        self.forget()
+        self._search, self._stands = Choice(), False
 
     def offer(self, candidate: Candidate, losses: list[float], weights: Mapping[int, Tensor]) -> None:
         """What training began with, which a window that has hardly moved the weights shows; or the mean of a
@@ -362,8 +426,7 @@ class Incumbent:
         search = Choice.from_dict(state["search"]["choice"]).of_fewer(*sizes)
         previous, best = (None if x is None else regrouped(x, *sizes) for x in state["losses"])
         if search is None or (previous is None and state["losses"][0] is not None):
-            self.forget()
-            self._search, self._stands = Choice(), False
+            self.start_over()
             logger.warning(
                 "load_state_dict: the state is of %d replicas, this run has %d, each with %d batches to "
                 "choose by: their losses cannot be compared batch by batch. Windows are compared, and "
@@ -373,3 +436,11 @@ class Incumbent:
             return
         self._search = search
         self.previous, self.best = (None if x is None else list(x) for x in (previous, best))
+
+
+def _mark_of(batches: Sequence[object]) -> float:
+    """From what their tensors add up to, to nine digits: a sum's last bits depend on the machine."""
+    seen = [fingerprint(tensor) for batch in batches for tensor in tensors_of(batch)]
+    rounded = [(one[0], f"{float.fromhex(one[1]):.9g}") for one in seen if one is not None]
+    # Six bytes are exact as a float.
+    return float(int.from_bytes(hashlib.sha256(repr(rounded).encode()).digest()[:6], "big"))

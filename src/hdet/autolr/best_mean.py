@@ -116,7 +116,7 @@ class BestMean:
             self._finished_at = self.steps
             self._follow()
             self._offer("end", self._weights.measure_deployed(refresh=False))
-            self._finished = self._weights.finish_(self.steps)
+            self._finished = self._weights.finish_()
         return self._finished
 
     def _follow(self) -> bool:
@@ -144,7 +144,14 @@ class BestMean:
             self._offer("mean", self._weights.measure_deployed(refresh=True))
 
     def _offer(self, kind: Literal["mean", "iterate", "end"], own: Sequence[float | Tensor]) -> None:
-        rows = self._replicas.gather(own)
+        marks, *columns = zip(*self._replicas.gather([self._weights.mark(), *own]), strict=True)
+        if self._weights.batches_changed(marks) and self._replicas.world_rank == 0:
+            logger.warning(
+                "BestMean: step %d: the probe has other batches than before the run was resumed: weights are "
+                "chosen from here on",
+                self.steps,
+            )
+        rows = list(zip(*columns, strict=True))
         losses, decides = tuple(chain.from_iterable(rows)), len(rows) > 1 or self._weights.probe.decides
         candidate = Candidate(self.steps, kind, losses, decides)
         self._weights.offer(candidate, self._window.by_number(self._window.weights))

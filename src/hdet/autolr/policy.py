@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from hdet.autolr.best import BestWeights, Incumbent
+from hdet.autolr.best import Best, BestWeights, Incumbent
 from hdet.autolr.choice import Candidate, mean_of
 from hdet.autolr.clock import DECAY, Clock, Curve
 from hdet.autolr.probe_checks import ProbeChecks
@@ -128,9 +128,7 @@ class Horizon(Policy):
         self._window = self._path.window
         model, offload = self._probe.model, self._offload
         best = BestWeights(self._probe, model, parameters, context.replicas, offload=offload)
-        self.incumbent = Incumbent(
-            best, self._patience, self._controller.lost, deployed=self._probe.has_norms
-        )
+        self.incumbent = Incumbent(best, self._patience, self._controller.lost)
         self._copies = WeightCopies(optimizer, context.replicas)
         snapshot = partial(Snapshot, optimizer, model, replicas=context.replicas)
         self._at_window = snapshot(offload=offload)
@@ -246,6 +244,7 @@ class Horizon(Policy):
             with self._window.at_mean():
                 measured["mean"] = self.mean_losses = best.measure()
             measured["displacements"] = self._path.displacements()
+            measured["marks"] = [best.mark()]
             if self.incumbent.deployed:
                 measured["chosen end"] = best.measure_deployed(refresh=False) if ends and few else ()
                 with self._window.at_mean():
@@ -259,8 +258,11 @@ class Horizon(Policy):
         """The rule's decision for each factor, and whether the weights go back."""
         before, self.improves = self.before(seen.levels), True
         losses = split_rows(seen.rows, self._widths)
+        doubts: tuple[str, ...] = ()
+        if self.incumbent.weights.batches_changed(losses["marks"]):
+            doubts = (self._start_over(),)
         windows = self._windows(seen, losses)
-        doubts = self._checks.judge(seen, windows, judged=bool(losses["end"]))
+        doubts += self._checks.judge(seen, windows, judged=bool(losses["end"]))
         # No factor moves once the schedule decays.
         rule = self._controller.update if self._clock.searching else self._controller.descend
         decisions = [
@@ -283,6 +285,16 @@ class Horizon(Policy):
                 )
             plan = self._remember(plan, losses)
         return partial(self._apply, replace(plan, events=(*doubts, *plan.events)))
+
+    def _start_over(self) -> str:
+        """The probe has other batches than before: what they have shown is of another scale."""
+        self.incumbent.start_over()
+        states = [self._controller.retreat(state, slower=False) for state in self._states]
+        self._states = [replace(state, first_loss=None) for state in states]
+        return (
+            "the probe has other batches than before the run was resumed, and losses on different batches "
+            "cannot be compared: windows are compared, and weights chosen, from here on"
+        )
 
     def _windows(self, seen: Seen, losses: Mapping[str, list[float]]) -> list[Window]:
         """What the window showed of each optimizer's weights."""
@@ -430,6 +442,11 @@ class Horizon(Policy):
         return (
             f"nothing better since step {improved}: {where}, {rate if slower else 'at what was moved since'}"
         )
+
+    def finish_(self) -> Best | None:
+        """Load the best weights and estimate their loss, measured as they were chosen. A collective."""
+        with self._context.regularisers_off():
+            return self.incumbent.weights.finish_()
 
     def check_end(self) -> str:
         """What is wrong with the weights that training ends with, if anything. Waits for the device."""

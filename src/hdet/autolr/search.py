@@ -323,7 +323,7 @@ class Search(Door, LRScheduler):
         """
         self._cycle.stop()
         self._log_summary()
-        self._finished = self._with_rate(self._horizon.incumbent.weights.finish_(self.steps))
+        self._finished = self._with_rate(self._horizon.finish_())
         if self._finished is not None:
             self._cycle.note("handed", weights={**asdict(self._finished), "rates": self._finished.rates})
         return self._finished

@@ -17,7 +17,7 @@ from hdet import AutoLR, Probe
 from hdet.autolr.policy import Factors
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.autolr.schedule import SHAPES, WarmStableDecay
-from tests.unit.training import OPTIMIZERS, Training, network, probe_of, searched, train
+from tests.unit.training import OPTIMIZERS, Training, batch, loss_of, network, probe_of, searched, train
 
 pytestmark = pytest.mark.usefixtures("same_seed")
 
@@ -105,6 +105,30 @@ def test_a_schedule_that_falls_at_once_is_said_to_end_the_search(caplog: pytest.
     auto = AutoLR(optimizer, total_steps=300, probe=probe_of(model), schedule=ExponentialLR(optimizer, 0.97))
     train(model, optimizer, auto, 60)
     assert "the search for its size ends" in caplog.text
+
+
+# ---------------------------------------------------------------------- another probe
+
+
+def test_a_run_resumed_with_another_probe_compares_with_its_losses_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = Training().run(120)
+    kept = before.auto.best
+    assert kept is not None
+    resumed = Training(auto=False)
+    resumed.attach = lambda: None  # type: ignore[method-assign]
+    probe = Probe(
+        lambda x: 10 * loss_of(resumed.model, x), lambda k: batch(90_000 + k, 256), model=resumed.model
+    )
+    resumed.auto = AutoLR(resumed.optimizer, probe=probe, **resumed.settings)
+    resumed.load(before.save()).run(200)
+    best = resumed.auto.finish_()
+    assert best is not None
+    # On the old losses, a tenth of these, nothing would ever have been better.
+    assert best.step > 120
+    assert best.loss > kept.loss
+    assert caplog.text.count("other batches than before the run was resumed") == 1
 
 
 # ---------------------------------------------------------------------- groups
