@@ -5,7 +5,6 @@ Which of two candidates is better is decided in :mod:`hdet.autolr.choice`, which
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from hdet.autolr.choice import Candidate, Choice, mean_of, regrouped
 from hdet.autolr.prior import likely_rates
-from hdet.autolr.snapshot import Copies, wait_for_copies
+from hdet.autolr.snapshot import Copies, uninterrupted, wait_for_copies
 from hdet.loop.state import pieces_of
 from hdet.probes import Probe
 from hdet.probes.batch_contents import fingerprint, tensors_of
@@ -40,6 +39,8 @@ _MAX_RESTARTS = 2
 #: Loaded weights are not those that were measured, where on the same batches their loss is higher by this
 #: share of itself and of what was gained. Rounding and noise of the loss function stay far below it.
 _HIGHER, _GAIN_LOST = 0.25, 0.05
+#: A sum over the same batch differs by less, whatever the machine.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,9 @@ class BestWeights:
         """Whether others chose so far than those of these ``marks``, the replicas' in turn, as where a run is
         resumed with another probe: their losses cannot be compared, so the choice starts over."""
         before, self._marks = self._marks, list(marks)
-        if before is None or len(before) != len(marks) or before == self._marks:
+        if before is None or len(before) != len(marks):  # other replicas than before
+            return False
+        if not any(abs(a - b) > _ROUNDING * abs(a) for a, b in zip(before, marks, strict=True)):
             return False
         self.forget()
         return True
@@ -213,12 +216,13 @@ class BestWeights:
         """Write the copy into the model, in place. Batch norm's running statistics belong to the iterates;
         for a mean they are recomputed from the batches that chose it."""
         assert self.choice.kept is not None
-        for i, copy in self._weights.tensors.items():
-            self._parameters[i].detach().copy_(copy)
         buffers = self.replicas.buffers_of(self._model)
-        for name, copy in self._buffers.tensors.items():
-            if name in buffers and buffers[name].shape == copy.shape:
-                buffers[name].copy_(copy)
+        with uninterrupted():
+            for i, copy in self._weights.tensors.items():
+                self._parameters[i].detach().copy_(copy)
+            for name, copy in self._buffers.tensors.items():
+                if name in buffers and buffers[name].shape == copy.shape:
+                    buffers[name].copy_(copy)
         drop_gathered(self._model)
         if self.choice.kept.kind == "mean":
             self.probe.refresh_norms_(self.probe.halves()[0], self._norms, self.replicas)
@@ -439,8 +443,8 @@ class Incumbent:
 
 
 def _mark_of(batches: Sequence[object]) -> float:
-    """From what their tensors add up to, to nine digits: a sum's last bits depend on the machine."""
+    """The weighted mean of their tensors. As of losses, the mean over batches that several ranks share is
+    that of the whole batch, however a run is laid out."""
     seen = [fingerprint(tensor) for batch in batches for tensor in tensors_of(batch)]
-    rounded = [(one[0], f"{float.fromhex(one[1]):.9g}") for one in seen if one is not None]
-    # Six bytes are exact as a float.
-    return float(int.from_bytes(hashlib.sha256(repr(rounded).encode()).digest()[:6], "big"))
+    means = [float.fromhex(one[1]) / max(math.prod(one[0]), 1) for one in seen if one is not None]
+    return sum((i + 1) * mean for i, mean in enumerate(means))

@@ -31,15 +31,16 @@ from hdet.autolr.choice import Candidate, mean_of
 from hdet.autolr.clock import DECAY, Clock, Curve
 from hdet.autolr.probe_checks import ProbeChecks
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
-from hdet.autolr.snapshot import Snapshot
+from hdet.autolr.snapshot import Snapshot, state_is_finite
 from hdet.autolr.window import WeightPath
 from hdet.history import HorizonRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.loop.converge import WeightCopies
-from hdet.loop.optimizers import every_parameter
+from hdet.loop.optimizers import checksum, every_parameter, outside
 from hdet.loop.policy import Before, Context, Decided, Policy, Seen
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
+from hdet.replicas import local
 
 __all__ = ["Factors", "Horizon", "split_rows"]
 
@@ -159,6 +160,8 @@ class Horizon(Policy):
     def start(self, step: int) -> None:
         """Begin the first window, with the weights that its first step will find."""
         self._fresh = True
+        #: Checksums of what the model trains and the optimizer does not hold, when the window began.
+        self._elsewhere: dict[str, float] = {}
         self.incumbent.forget()
         self._previous_middle = [float(step) for _ in self._states]
         self._begin(step)
@@ -196,6 +199,7 @@ class Horizon(Policy):
             if self._path.follow():
                 self.incumbent.weights.follow(self._window.by_number(self._window.weights))
                 self._previous_middle = [float(self._clock.began) for _ in self._states]
+            self._elsewhere = self._sums_elsewhere()
             # Only one rank alone may end a window early: several could disagree by a step and deadlock.
             self._window.open(self._path.size if self._context.replicas.world_size == 1 else 0.0)
         if self._fresh:
@@ -223,8 +227,8 @@ class Horizon(Policy):
 
     def losses_at_own_mean(self) -> list[float | Tensor]:
         """At this replica's own mean over the window, before the replicas are averaged."""
-        with self._context.regularisers_off(), self._window.at_mean():
-            return self.incumbent.weights.measure()
+        with self._context.regularisers_off():
+            return self._window.at_mean(self.incumbent.weights.measure)
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """Once the replicas are averaged: this rank's losses at m on all batches; at e, the present weights,
@@ -234,6 +238,8 @@ class Horizon(Policy):
         if self.incumbent.previous is not None and any(state.windows > 0 for state in self._states):
             few = self._probe.choosing  # e may be returned at the end of the run; elsewhere some will do
             few = few if ends else min(max(2, self._clock.length // _STEPS_PER_BATCH), few)
+        if self._elsewhere:
+            self._check_elsewhere()
         self._path.converge()
         with self._context.regularisers_off():
             self._checks.drew(few)
@@ -241,16 +247,37 @@ class Horizon(Policy):
                 "mean": (),
                 "end": best.measure(few) if few else (),
             }
-            with self._window.at_mean():
-                measured["mean"] = self.mean_losses = best.measure()
+            measured["mean"] = self.mean_losses = self._window.at_mean(best.measure)
             measured["displacements"] = self._path.displacements()
             measured["marks"] = [best.mark()]
+            measured["lost"] = [float(not state_is_finite(self._context.optimizer))]
             if self.incumbent.deployed:
                 measured["chosen end"] = best.measure_deployed(refresh=False) if ends and few else ()
-                with self._window.at_mean():
-                    measured["chosen"] = best.measure_deployed(refresh=True)
+                measured["chosen"] = self._window.at_mean(partial(best.measure_deployed, refresh=True))
         self._widths = {name: len(part) for name, part in measured.items()}
         return [*chain.from_iterable(measured.values()), *self._checks.row()]
+
+    def _sums_elsewhere(self) -> dict[str, float]:
+        """Checksums of the model's parameters that are not frozen and in no group of the optimizer."""
+        if self._context.replicas.local_count > 1:  # rows of one matrix are not the model's own
+            return {}
+        others = outside(self._context.optimizer, self._probe.model)
+        return {name: checksum([local(p)]) for name, p in others.items() if p.requires_grad}
+
+    def _check_elsewhere(self) -> None:
+        """Raise where something else trains a part of the model: going back, and the best weights, would be
+        of the other part alone."""
+        now = self._sums_elsewhere()
+        moved = [name for name, was in self._elsewhere.items() if now.get(name, was) != was]
+        if moved:
+            caller = self._context.caller
+            raise RuntimeError(
+                f"{caller}.step: {caller} must hold all that is trained of the model, and {len(moved)} "
+                f"parameters have changed that its optimizer does not have, such as {moved[0]!r}: going back "
+                f"and finish_() would write the others alone. Give it all optimizers, {caller}([first, "
+                "second], …), or the probe the part that this one trains; what you write yourself, "
+                "requires_grad_(False)"
+            )
 
     # ------------------------------------------------------------------ 2. decide
 
@@ -271,7 +298,8 @@ class Horizon(Policy):
             else HorizonDecision(state, "hold", 0.0, why="nothing to compare")
             for state, window, span in zip(self._states, windows, self._path.spans, strict=True)
         ]
-        plan = _Plan(seen, before, windows, decisions)
+        lost = any(losses["lost"]) and all(map(math.isfinite, losses["displacements"]))
+        plan = _Plan(seen, before, windows, decisions, lost=lost)
         if any(decision.action == "back" for decision in decisions):
             plan = self._plan_rollback(plan)
         if plan.back is None:
@@ -316,6 +344,8 @@ class Horizon(Policy):
             decides=len(seen.rows) > 1 or self._probe.decides,
         )
         moved = [losses["displacements"][i::factors] for i in range(factors)]
+        if any(losses["lost"]):  # the weights may be sound, and stand still from now on
+            moved = [[math.nan] for _ in moved]
         units = self._factors.highest([axis.curve for axis in self._learning_rates])
         return [
             window(math.fsum(of_ranks) / len(of_ranks), (clock.began + 1 + step) / 2 - middle, unit=unit)
@@ -330,7 +360,12 @@ class Horizon(Policy):
         total, in_a_row = (max(getattr(s, n) for s in after) for n in ("total_backs", "backs"))
         worst = plan.windows[backs.index(True)]
         rose = f"the probe's loss rose from {mean_of(worst.previous):.4g} to {mean_of(worst.mean):.4g}"
-        if self._states[backs.index(True)].windows == 0:
+        if plan.lost:
+            rose = (
+                "the optimizer's state became infinite or NaN (as by a gradient above 1e19, whose square "
+                "Adam keeps in float32)"
+            )
+        elif self._states[backs.index(True)].windows == 0:
             rose = f"the weights moved by {worst.displacement:.3g} of their norm"
         shrunk = min(new.value / old.value for new, old in zip(after, self._states, strict=True))
         rate = f"learning rate times {shrunk:.2g}"
@@ -341,7 +376,7 @@ class Horizon(Policy):
         if not all(map(math.isfinite, (worst.speed, *worst.end))):
             raise RuntimeError(
                 f"{self._context.caller}.step: step {plan.seen.step}: {rose} over the window, and "
-                f"rollbacks did not help ({tried}). Check the loss for NaN, the data that follow, and that "
+                f"rollbacks did not help ({tried}). Check the loss for NaN, its scale, the data, and that "
                 "the probe's batches are of the kind that is trained on; finish_() loads the best weights "
                 "seen into the model"
             )
@@ -505,6 +540,7 @@ class _Plan:
     back: Literal["window", "best", "beginning"] | None = None
     events: tuple[str, ...] = ()
     best: bool = False
+    lost: bool = False
 
 
 def split_rows(rows: Sequence[Sequence[float]], widths: Mapping[str, int]) -> dict[str, list[float]]:

@@ -29,7 +29,7 @@ from hdet.loop.health import blind_signals
 from hdet.loop.hooks import StepHooks, take_over
 from hdet.loop.levels import Design, choose_design
 from hdet.loop.meeting import Gathered, Meeting
-from hdet.loop.optimizers import every_parameter, parts_of
+from hdet.loop.optimizers import check_trains, every_parameter, names_of, parts_of
 from hdet.loop.policy import Context, Decided, Policy, Seen
 from hdet.loop.schedule import CoveredSchedule, Schedule
 from hdet.loop.state import Owner, check_fits
@@ -86,11 +86,14 @@ class Cycle:
         first_step: int = 0,
         reassign_from: float = 0,
     ) -> None:
+        if model is not None and replicas.local_count == 1:  # rows of one matrix are not the model's own
+            check_trains(caller, optimizer, model)
         take_over(optimizer)
         separate_learning_rates(optimizer)
         self._caller = caller
         #: Torch's own, beneath whatever wrapped it.
         self.optimizer = optimizer
+        self._model = model
         self._device = every_parameter(optimizer)[0].device
         self._policies = list(policies)
         self.replicas = replicas
@@ -618,6 +621,7 @@ class Cycle:
             "optimizers": [type(part).__name__ for part in parts_of(optimizer)],
             "groups": [len(group["params"]) for group in optimizer.param_groups],
             "shapes": [[] if is_flat(p) else list(p.shape) for p in parameters],
+            "parameter names": names_of(parameters, self._model),
         }
         for policy in self._policies:
             configuration |= policy.configuration()

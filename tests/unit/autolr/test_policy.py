@@ -17,7 +17,7 @@ from hdet import AutoLR, Probe
 from hdet.autolr.policy import Factors
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.autolr.schedule import SHAPES, WarmStableDecay
-from tests.unit.training import OPTIMIZERS, Training, batch, loss_of, network, probe_of, searched, train
+from tests.unit.training import OPTIMIZERS, Training, X, batch, loss_of, network, probe_of, searched, train
 
 pytestmark = pytest.mark.usefixtures("same_seed")
 
@@ -184,7 +184,67 @@ def test_nothing_to_train_is_refused() -> None:
         AutoLR(AdamW(model.parameters()), total_steps=100, probe=probe_of(model))
 
 
+# ---------------------------------------------------------------------- half of a model
+
+
+def half(second: SGD | None, at: int = 0) -> None:
+    """AutoLR has an optimizer of the first layer; the ``second`` one steps beside it from step ``at`` on."""
+    model = network()
+    second = SGD(model[2].parameters(), 0.01) if second is None else second
+    optimizer = SGD(model[0].parameters(), 0.1)
+    auto = AutoLR(optimizer, total_steps=100, probe=probe_of(model))
+    train(model, optimizer, auto, 60, at=lambda i: second.step() if i >= at else None)
+
+
+@pytest.mark.parametrize("at", [0, 40])
+def test_another_optimizer_on_the_same_model_is_refused(at: int) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"2 parameters have changed .* such as '2\.weight'.*all optimizers"
+    ):
+        half(None, at)
+
+
+def test_what_is_left_as_it_is_needs_no_optimizer() -> None:
+    half(SGD([nn.Parameter(torch.ones(1))], 0.01))
+
+
 # ---------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("width", [8, 70_000])
+def test_complex_weights(width: int) -> None:
+    torch.manual_seed(0)
+    model = nn.ParameterList([nn.Parameter(torch.randn(width, dtype=torch.cfloat))])
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        away = next(model.parameters()) - x[0, 0] * 0.1 - 1j
+        return (away * away.conj()).real.mean()
+
+    auto = AutoLR(optimizer, total_steps=100, probe=probe_of(model, loss))
+    train(model, optimizer, auto, 100, loss=loss)
+    auto.load_state_dict(auto.state_dict())
+    best = auto.finish_()
+    assert best is not None
+    assert best.estimate < 0.3 < loss(nn.ParameterList([torch.zeros(1)]), X[0]).item()
+
+
+@pytest.mark.parametrize("at", [0, 13, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_cast_after_construction_is_refused(dtype: torch.dtype, at: int) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+
+    auto = AutoLR(optimizer, total_steps=100, probe=probe_of(model, cast_loss))
+    with pytest.raises(TypeError, match=rf"some were torch.float32 on cpu .*, and are {dtype} on cpu; call"):
+        train(model, optimizer, auto, 60, loss=cast_loss, at=lambda i: model.to(dtype) if i == at else None)
+    assert auto.steps < at + 20
+
+
+def cast_loss(model: nn.Module, x: Tensor) -> Tensor:
+    """In whatever type the weights have."""
+    y = model(x.to(next(model.parameters()).dtype))
+    return (y - x.sum(1, keepdim=True)).square().mean()
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
