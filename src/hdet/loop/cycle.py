@@ -432,8 +432,10 @@ class Cycle:
         began = time.perf_counter()
         self._warn_if_overwritten(self.steps)
         judging = [policy for policy in self._policies if policy.judges(self.steps)]
-        gathered = self._meeting.sync(self.steps, self._round, self._training_loss, judging)
-        self._since_sync = 0
+        gathered = self._meeting.sync(
+            self.steps, self._round, self._training_loss, judging, self._hooks.in_round
+        )
+        self._since_sync = self._hooks.in_round = 0
         warnings = self._meeting.warnings(self.steps, gathered, shares=self._sharing.shares)
         self._fan_out.restore()
         decided = self._decide(judging, gathered)

@@ -141,8 +141,8 @@ def check_trains(caller: str, optimizer: Optimizer, model: nn.Module) -> None:
     if len(outside(optimizer, model)) == sum(1 for _ in model.parameters()):
         raise ValueError(
             f"{caller}: the optimizer must train the model, and none of the {type(model).__name__}'s "
-            "parameters are in its groups: it is a copy, or the optimizer is another's; give both the same "
-            "model, and make the optimizer after the model was copied, moved or wrapped"
+            "parameters are in its groups: it is a copy, the optimizer is another's, or it has partitions of "
+            "its own (DeepSpeed, Megatron); make the optimizer of the model that is given here"
         )
 
 
