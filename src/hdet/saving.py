@@ -92,6 +92,7 @@ def save(
     3
     """
     ranks, folder = _Ranks.of("hdet.save", model, auto), Path(path)
+    ranks.replicas.about_to("hdet.save(), which every rank calls")
     ranks.together("hdet.save", lambda: _refuse_other_files(folder) if ranks.mine == 0 else None)
     if getattr(auto, "apart", False):
         auto.converge()
@@ -116,6 +117,7 @@ def save(
     kinds = {name: "own" if name in own else "shared" for name in states}
     about = {"ranks": ranks.count, "steps": getattr(auto, "steps", None), "items": kinds}
     _write_all(folder, ranks, shared, mine, about)
+    ranks.replicas.about_to("")
 
 
 def load(

@@ -20,7 +20,7 @@ from hdet.autolr.prior import likely_rates
 from hdet.autolr.snapshot import Copies, uninterrupted, wait_for_copies
 from hdet.loop.state import pieces_of
 from hdet.probes import Probe
-from hdet.probes.batch_contents import fingerprint, tensors_of
+from hdet.probes.batch_contents import count_samples, fingerprint, tensors_of
 from hdet.probes.isolation import trained_norms
 from hdet.replicas import Replicas, drop_gathered, local
 
@@ -175,6 +175,7 @@ class BestWeights:
         best = self.best
         if best is None:
             return None
+        self.replicas.about_to("finish_(), which every rank calls")
         self.load_()
         self.replicas.deliver_()
         self._compare_with_choice()
@@ -202,9 +203,17 @@ class BestWeights:
 
     def _estimate(self) -> tuple[float, float]:
         """Mean and standard error over the batches of all ranks, which may hold different numbers of them."""
-        own = self._losses(self.probe.halves()[1], "estimate", refresh=False)
+        batches = [batch for batch in self.probe.halves()[1] if count_samples(batch) != 0]
+        own = self._losses(batches, "estimate", refresh=False)
         rows = self.replicas.gather([float(len(own)), sum(own), sum(x * x for x in own)])
+        self.replicas.about_to("")
         n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))
+        if n and not math.isfinite(total) and self.replicas.world_rank == 0:
+            logger.warning(
+                "finish_: there is no estimate: the loss of the loaded weights is not finite on a batch that "
+                "did not choose them; look at the probe's batches, from number %d on",
+                len(self.probe.halves()[0]),
+            )
         if n == 0 or not math.isfinite(total):
             return math.nan, math.nan
         mean = total / n
@@ -327,9 +336,9 @@ class Incumbent:
             self.best = losses
 
     @property
-    def improved_at(self) -> int:
-        """The step of this search's last improvement beyond the error."""
-        return self._search.improved_at
+    def lowest_at(self) -> int:
+        """The step at which this search has seen the lowest loss."""
+        return 0 if self._search.lowest is None else self._search.lowest.step
 
     def count(self, step: int, factors: Sequence[float], *, rises: bool, moved: bool = False) -> None:
         """One more window, which ran with these ``factors``; where the learning rate still rises, or

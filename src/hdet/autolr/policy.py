@@ -360,6 +360,8 @@ class Horizon(Policy):
         total, in_a_row = (max(getattr(s, n) for s in after) for n in ("total_backs", "backs"))
         worst = plan.windows[backs.index(True)]
         rose = f"the probe's loss rose from {mean_of(worst.previous):.4g} to {mean_of(worst.mean):.4g}"
+        if mean_of(worst.mean) <= mean_of(worst.previous):
+            rose = "the last weights, or the probe's loss at them, are not finite"
         if plan.lost:
             rose = (
                 "the optimizer's state became infinite or NaN (as by a gradient above 1e19, whose square "
@@ -408,7 +410,7 @@ class Horizon(Policy):
         if not incumbent.behind or not self._clock.searches_after(step):
             return plan
         if incumbent.exhausted:
-            event = f"nothing has improved since step {incumbent.improved_at}"
+            event = f"nothing has improved since step {incumbent.lowest_at}"
             return replace(plan, events=(*plan.events, event))
         restarts = not self._curve.decays and incumbent.may_restart(
             step, self._clock.origin, self._clock.total_steps
@@ -458,7 +460,7 @@ class Horizon(Policy):
 
     def _retreat(self, step: int, *, restart: bool) -> str:
         """Return to the beginning or to the best weights, at a smaller rate; the sentence for the log."""
-        improved, slower = self.incumbent.improved_at, not self.incumbent.others_moved
+        lowest, slower = self.incumbent.lowest_at, not self.incumbent.others_moved
         if restart:
             self._at_beginning.restore()
             self.incumbent.restart()
@@ -469,14 +471,12 @@ class Horizon(Policy):
             where, rate = "from the beginning", "below a third of the learning rate"
         else:
             with self._copies.following(), self._context.regularisers_off():
-                improved = self.incumbent.return_to_best_()
+                lowest = self.incumbent.return_to_best_()
             self._states = [self._controller.retreat(state, slower=slower) for state in self._states]
             self._path.restart()
             self._previous_middle = [float(step) for _ in self._previous_middle]
             where, rate = "back to those weights", "learning rate times 0.33"
-        return (
-            f"nothing better since step {improved}: {where}, {rate if slower else 'at what was moved since'}"
-        )
+        return f"nothing better since step {lowest}: {where}, {rate if slower else 'at what was moved since'}"
 
     def finish_(self) -> Best | None:
         """Load the best weights and estimate their loss, measured as they were chosen. A collective."""

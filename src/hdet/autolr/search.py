@@ -285,6 +285,12 @@ class Search(Door, LRScheduler):
                 "%s. Is the probe's data of the kind that is trained on, and does the training loss fall?",
                 *(self._name, steps, first, last, counted, loads),
             )
+        elif not last < first:
+            logger.warning(
+                "%s: %s: the run ended above its start: the probe's loss was %.4g at the start and is %.4g "
+                "(%s); %s",
+                *(self._name, steps, first, last, counted, loads),
+            )
         else:
             logger.info(
                 "%s: %s: the probe's loss went from %.4g to %.4g; the learning rate found is %.2g, the best "

@@ -110,6 +110,19 @@ def test_without_other_batches_there_is_no_estimate(batches: list[float]) -> Non
     assert math.isnan(best.error)
 
 
+def test_an_empty_batch_has_no_part_in_the_estimate(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(2, 1)
+    batches = [torch.ones(4, 2), torch.ones(3, 2), torch.zeros(0, 2), torch.full((4, 2), 2.0)]
+    for batch, known in ((torch.zeros(0, 2), True), (torch.full((1, 2), math.nan), False)):
+        probe = Probe(lambda x: model(x).square().mean(), [*batches[:2], batch, batches[3]], model=model)
+        keeper = BestWeights(probe, model, list(model.parameters()), SoloReplica(), offload=False)
+        keeper.offer(Candidate(1, "mean", tuple(keeper.measure())), dict(enumerate(model.parameters())))
+        best = keeper.finish_()
+        assert best is not None
+        assert math.isfinite(best.estimate) == known
+        assert ("there is no estimate: the loss" in caplog.text) != known
+
+
 def test_of_one_batch_the_estimate_has_no_error() -> None:
     at = Recorded([1.0, 4.0])
     at.offer(2.0, 1)

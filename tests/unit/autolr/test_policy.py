@@ -184,6 +184,23 @@ def test_nothing_to_train_is_refused() -> None:
         AutoLR(AdamW(model.parameters()), total_steps=100, probe=probe_of(model))
 
 
+def test_what_led_back_is_said_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """A weight that no batch of the probe uses is lost: its loss has not risen."""
+    model = network()
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    optimizer = SGD(model.parameters(), 0.1)
+    auto = AutoLR(optimizer, total_steps=100, probe=probe_of(model))
+
+    def lose(i: int) -> None:
+        if i == 44:
+            with torch.no_grad():
+                model.unused.fill_(math.inf)  # type: ignore[operator, union-attr]
+
+    train(model, optimizer, auto, 60, at=lose)
+    (said,) = [record.message for record in caplog.records if "back to the weights" in record.message]
+    assert "the last weights, or the probe's loss at them, are not finite: back to the weights of" in said
+
+
 # ---------------------------------------------------------------------- half of a model
 
 

@@ -189,6 +189,23 @@ def test_a_run_that_did_not_says_so(caplog: pytest.LogCaptureFixture) -> None:
     assert "finish_() loads the start of step" in message
 
 
+def test_a_run_that_explodes_in_its_last_window_warns(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    auto = AutoLR(optimizer, probe=probe_of(model), total_steps=100)
+
+    def explode(i: int) -> None:
+        if i == 99:
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(50)
+
+    train(model, optimizer, auto, 100, at=explode)
+    (said,) = [r for r in caplog.records if "the run ended above its start" in r.message]
+    assert said.levelname == "WARNING"
+    assert "finish_() loads the mean of step" in said.message
+
+
 def test_a_run_that_is_broken_off_says_it_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """Counted over both parts; and one that ends by finish_() says it there."""
     caplog.set_level(logging.INFO, "hdet")

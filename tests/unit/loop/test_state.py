@@ -374,6 +374,16 @@ def test_the_probes_seed_is_in_the_state() -> None:
     assert two.door._horizon._probe._seed == one.door._horizon._probe._seed
 
 
+def test_a_step_before_the_optimizer_was_loaded_is_no_step(caplog: pytest.LogCaptureFixture) -> None:
+    """As torch.distributed.checkpoint takes one, to make room for the optimizer's state."""
+    made = Made("AutoLR").train(15)
+    saved = deepcopy(made.optimizer.state_dict())
+    made.optimizer.step()
+    made.optimizer.load_state_dict(saved)
+    made.state()
+    assert "called after optimizer.step()" not in caplog.text
+
+
 def test_a_step_that_is_not_counted_yet_is_told(caplog: pytest.LogCaptureFixture) -> None:
     made = Made("AutoLR").train(15)
     made.state()
