@@ -116,6 +116,7 @@ class BestMean:
         """
         if self._finished is None or self._finished_at != self.steps:
             self._finished_at = self.steps
+            self._replicas.about_to("finish_(), which every rank calls")
             self._follow()
             self._offer("end", self._weights.measure_deployed(refresh=False))
             self._finished = self._weights.finish_()
