@@ -454,6 +454,7 @@ class Incumbent:
 def _mark_of(batches: Sequence[object]) -> float:
     """The weighted mean of their tensors. As of losses, the mean over batches that several ranks share is
     that of the whole batch, however a run is laid out."""
-    seen = [fingerprint(tensor) for batch in batches for tensor in tensors_of(batch)]
+    tensors = [tensor for batch in batches for tensor in tensors_of(batch)]
+    seen = [fingerprint(t) for t in tensors if t.layout is torch.strided and not t.is_quantized]
     means = [float.fromhex(one[1]) / max(math.prod(one[0]), 1) for one in seen if one is not None]
     return sum((i + 1) * mean for i, mean in enumerate(means))
