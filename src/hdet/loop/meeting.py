@@ -21,8 +21,8 @@ from hdet.loop.training_loss import TrainingLoss, mean_losses, sample_of
 
 __all__ = ["Gathered", "Meeting"]
 
-#: A row begins with step, round, distance and optimizer steps, then the five numbers of a training loss.
-_LOSS_AT, _MEASURED_AT = 4, 9
+#: A row begins with step, round and distance, the five numbers of a training loss and optimizer steps.
+_LOSS_AT, _TAKEN_AT, _MEASURED_AT = 3, 8, 9
 #: Replicas may take unlike numbers of steps, since a GradScaler skips some, by this share of them.
 _UNLIKE = 0.25
 _Row = Sequence[float | Tensor]
@@ -94,11 +94,11 @@ class Meeting:
                 events += left_out
             at_mean = self._measure(where, [(policy, policy.at_mean) for policy in judging])
         measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
-        row: list[float | Tensor] = [float(steps), float(round), divergence.distance, float(taken)]
-        row += training.row()
+        row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
+        row += [float(taken)]
         row += [value for own in measured for value in own]
         rows = self._replicas.gather(row)
-        losses = [row[_LOSS_AT:_MEASURED_AT] for row in rows]
+        losses = [row[_LOSS_AT:_TAKEN_AT] for row in rows]
         predicted = (math.nan,) * len(rows)
         if self._collinear:
             predicted = predicted_distances(self._fan_out.multipliers, divergence.displacements)
@@ -107,7 +107,7 @@ class Meeting:
             divergence=divergence,
             distances=tuple(row[2] for row in rows),
             predicted=predicted,
-            taken=tuple(row[3] for row in rows),
+            taken=tuple(row[_TAKEN_AT] for row in rows),
             losses=mean_losses(losses),
             training=sample_of(losses),
             rows=_of_each([row[_MEASURED_AT:] for row in rows], [len(own) for own in measured]),
