@@ -128,7 +128,7 @@ class Watch:
     def __init__(self, caller: str, *, own_gradients: bool) -> None:
         self._caller = caller
         self._own_gradients = own_gradients
-        self._too_far = self._as_one = 0
+        self._too_far = 0
 
     def __call__(
         self,
@@ -173,18 +173,11 @@ class Watch:
                 "one gradient until a window does not improve: wrap the model in DistributedDataParallel, or "
                 "average gradients while trains_alone is False"
             )
-        as_one = self._own_gradients and not shares and len(measured) > 1 and max(measured) <= rounding
-        self._as_one = self._as_one + 1 if as_one else 0
-        if as_one:
+        elif self._own_gradients and not shares and len(measured) > 1 and max(measured) <= rounding:
             warnings["no divergence"] = (
                 "the replicas are at the same weights although each arm has gradients of its own: something "
                 "shares them, such as DistributedDataParallel over all ranks, which AutoTune knows if the "
                 "probe has the wrapped model, or all have the same batches"
-            )
-        if self._as_one >= _IN_A_ROW:  # what is explored would be moved by noise alone
-            raise RuntimeError(
-                f"{self._caller}.step: step {step}: {warnings['no divergence']}; so at {self._as_one} syncs "
-                "in a row"
             )
         return warnings
 

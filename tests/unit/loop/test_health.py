@@ -110,18 +110,6 @@ def test_too_far_at_three_syncs_in_a_row_ends_the_run() -> None:
         watch(4, [1.0, 2.0], *far, began_apart=False)
 
 
-def test_replicas_that_never_diverge_end_the_run() -> None:
-    """As where DistributedDataParallel shares what each should have of its own."""
-    watch = Watch("Here", own_gradients=True)
-    same, apart = ([0.0, 0.0], [NAN, NAN], 0.01), ([1.0, 1.0], [NAN, NAN], 0.01)
-    for distances in (*7 * (same,), apart, *7 * (same,)):
-        watch(4, [1.0, 2.0], *distances, began_apart=False)
-    with pytest.raises(
-        RuntimeError, match=r"Here.step: step 4: the replicas are at the same .* 8 syncs in a"
-    ):
-        watch(4, [1.0, 2.0], *same, began_apart=False)
-
-
 def test_buffers_that_are_lost_are_named() -> None:
     assert "(a, b, c and 2 more)" in lost_buffers(list("abcde"))["lost buffers"]
 
