@@ -124,9 +124,10 @@ class Renamed:
 
 def refuse_removed(function: F) -> F:
     """Decorate a public function or ``__init__``: a removed keyword raises TypeError with what to do instead,
-    an unknown one with the name of the closest argument. The signature stays as it is."""
+    and so does a call with others than its arguments, with how to call it. The signature stays as it is."""
     caller = function.__qualname__.removesuffix(".__init__")
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     known = list(parameters)
     passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
 
@@ -138,8 +139,27 @@ def refuse_removed(function: F) -> F:
                 raise TypeError(f"{caller}: {name}= was removed in {version}: {instead}")
             if name not in known and not passes_on:
                 closest = difflib.get_close_matches(name, known)
-                hint = f". Did you mean {closest[0]!r}?" if closest else ""
+                hint = f". Did you mean {closest[0]!r}?" if closest else f"; {_call_of(caller, signature)}"
                 raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{caller}: {error}; {_call_of(caller, signature)}") from None
         return function(*args, **kwargs)
 
     return cast(F, checked)
+
+
+def _call_of(caller: str, signature: inspect.Signature) -> str:
+    """How to call it: what it must be given, and what it may be given by name.
+
+    >>> def Door(self, optimizer, *, probe, total_steps=None): ...
+    >>> _call_of("Door", inspect.signature(Door))
+    'write Door(optimizer, probe=probe), and by name what else it takes: total_steps'
+    """
+    every = [each for each in signature.parameters.values() if each.name != "self"]
+    must = [each for each in every if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    shown = [f"{each.name}={each.name}" if each.kind is each.KEYWORD_ONLY else each.name for each in must]
+    may = [each.name for each in every if each not in must and each.kind is not each.VAR_KEYWORD]
+    others = f", and by name what else it takes: {', '.join(may)}" if may else ""
+    return f"write {caller}({', '.join(shown)}){others}"

@@ -16,7 +16,9 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -79,6 +81,7 @@ def save(
 
     Raises:
         FileExistsError: on rank 0, where a folder that would be replaced is no checkpoint.
+        OSError: where it cannot be written.
         RuntimeError: on all other ranks, where one of them failed. The checkpoint before is still there.
 
     >>> import tempfile
@@ -89,6 +92,7 @@ def save(
     3
     """
     ranks, folder = _Ranks.of("hdet.save", model, auto), Path(path)
+    ranks.replicas.about_to("hdet.save(), which every rank calls")
     ranks.together("hdet.save", lambda: _refuse_other_files(folder) if ranks.mine == 0 else None)
     if getattr(auto, "apart", False):
         auto.converge()
@@ -113,6 +117,7 @@ def save(
     kinds = {name: "own" if name in own else "shared" for name in states}
     about = {"ranks": ranks.count, "steps": getattr(auto, "steps", None), "items": kinds}
     _write_all(folder, ranks, shared, mine, about)
+    ranks.replicas.about_to("")
 
 
 def load(
@@ -131,7 +136,8 @@ def load(
     is the same on all, and rank 0's where an ``auto`` has a state on each; no random states.
 
     Raises:
-        ValueError: on all ranks, if there is no complete checkpoint; nothing has changed then.
+        ValueError: on all ranks, if there is no complete checkpoint, or it is of another model or optimizer;
+            nothing has changed then.
     """
     named = {"model": model, "optimizer": optimizer, "auto": auto, **anything}
     items = {name: item for name, item in named.items() if item is not None}
@@ -159,6 +165,8 @@ def load(
         logger.warning("hdet.load: loads the checkpoint before, %s, since %s", candidate, troubles[0])
 
     def assign() -> None:
+        for name, item in items.items():
+            _check_fits(name, item, states[name])
         for name in sorted(items, key=lambda name: name == "auto"):  # auto checks the others
             items[name].load_state_dict(states[name])
         if rng and same and "rng" in states:
@@ -265,13 +273,20 @@ def _write_all(
     path: Path, ranks: _Ranks, shared: dict[str, Any], mine: dict[str, Any], about: Mapping[str, Any]
 ) -> None:
     folder, first = path.with_name(path.name + ".writing"), ranks.mine == 0
-    ranks.together("hdet.save: making the folder", lambda: _begin(folder) if first else None)
+
+    def begin() -> None:
+        if first:
+            with _told(path):
+                _begin(folder)
+
+    ranks.together("hdet.save: making the folder", begin)
     hashes: dict[str, str] = {}
 
     def write() -> str:
-        if first and shared:
-            hashes[_SHARED] = _write(folder / _SHARED, shared)
-        return _write(folder / f"rank{ranks.mine}.pt", mine) if mine else 64 * "0"
+        with _told(path):
+            if first and shared:
+                hashes[_SHARED] = _write(folder / _SHARED, shared)
+            return _write(folder / f"rank{ranks.mine}.pt", mine) if mine else 64 * "0"
 
     own_hash = ranks.together("hdet.save: writing", write)
     for rank, row in enumerate(ranks.gather(_numbers(own_hash))):
@@ -280,10 +295,25 @@ def _write_all(
 
     def finish() -> None:
         if first:
-            _seal(folder, {"format": _FORMAT, "hdet": hdet.__version__, **about, "files": hashes})
-            _rename(folder, path)
+            with _told(path):
+                _seal(folder, {"format": _FORMAT, "hdet": hdet.__version__, **about, "files": hashes})
+                _rename(folder, path)
 
     ranks.together("hdet.save: renaming it", finish)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What the disk or torch raise says neither which call it was nor what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        kind = type(error) if isinstance(error, OSError) else OSError  # torch's of a full disk is no OSError
+        raise kind(
+            f"hdet.save: the checkpoint must be written to {path}, and could not be: {type(error).__name__}: "
+            f"{error}. Is the disk full, is the folder yours to write, and does no other run save to the "
+            "same path? The checkpoint before, if there was one, is still there"
+        ) from error
 
 
 def _begin(folder: Path) -> None:
@@ -304,8 +334,8 @@ def _seal(folder: Path, manifest: Mapping[str, Any]) -> None:
     for name in manifest["files"]:
         if not (folder / name).exists():
             raise FileNotFoundError(
-                f"hdet.save: all ranks must write to one folder, and {name} is not in {folder}; give a path "
-                "on a disk that all machines share"
+                f"all ranks must write to one folder, and {name} is not in {folder}; give a path on a disk "
+                "that all machines share"
             )
     text = json.dumps({**manifest, "digest": digest(manifest)}, indent=1)
     (folder / _MANIFEST).write_text(text, encoding="utf-8")
@@ -340,6 +370,8 @@ def _sync(path: Path) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
+    if not (folder / _MANIFEST).is_file():  # what it links to may never end
+        raise ValueError(f"{_MANIFEST} is missing")
     manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     written = manifest.pop("digest", None)
     if isinstance(manifest.get("format"), int) and manifest["format"] > _FORMAT:
@@ -349,6 +381,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
         )
     if written != digest(manifest):
         raise ValueError(f"{_MANIFEST} is damaged: its checksum does not match")
+    numbers = [manifest.get("ranks"), 0 if manifest.get("steps") is None else manifest["steps"]]
+    tables = [manifest.get("files"), manifest.get("items")]
+    if not all(type(n) is int for n in numbers) or not all(isinstance(t, dict) for t in tables):
+        raise ValueError(f"{_MANIFEST} is damaged: it is none that hdet.save writes")
     return manifest
 
 
@@ -361,6 +397,8 @@ def _sha256(file: Path) -> str:
 
 
 def _check_file(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
+    if not _OURS.fullmatch(name) or not (folder / name).is_file():
+        raise ValueError(f"{name!r} must be a file of a checkpoint, and is none, or missing")
     known, found = manifest["files"][name], _sha256(folder / name)
     if found != known:
         raise ValueError(f"{name} is damaged: its SHA-256 is {found}, and was {known}")
@@ -377,6 +415,32 @@ def _read(folder: Path, ranks: _Ranks, items: Mapping[str, Any]) -> tuple[dict[s
     except Exception as error:  # json, torch and the disk raise many kinds
         return {}, False, f"{folder}: {type(error).__name__}: {error}"
     return states, same, ""
+
+
+def _check_fits(name: str, item: Any, state: Mapping[str, Any]) -> None:
+    """Raise ValueError for what is saved of another model or optimizer, and change nothing: torch loads what
+    it can before it raises."""
+    why = ""
+    if isinstance(item, Optimizer):
+        mine, saved = (
+            [len(group["params"]) for group in g] for g in (item.param_groups, state["param_groups"])
+        )
+        why = "" if mine == saved else f"its groups hold {mine} parameters, and the saved ones {saved}"
+    elif isinstance(item, nn.Module) and _shapes(item.state_dict()) != _shapes(state):
+        before = deepcopy(item.state_dict())
+        try:  # a module may know how to load other shapes
+            item.load_state_dict(state)
+        except RuntimeError as error:
+            item.load_state_dict(before)
+            why = " ".join(str(error).split())
+    if why:
+        raise ValueError(
+            f"hdet.load: {name} must be built as it was when it was saved, and {why}. Nothing was loaded"
+        )
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: getattr(value, "shape", None) for key, value in state.items()}
 
 
 def _states(folder: Path, manifest: Mapping[str, Any], ranks: _Ranks, *, same: bool) -> dict[str, Any]:

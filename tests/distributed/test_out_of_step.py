@@ -75,6 +75,14 @@ def test_survivors_of_a_stopped_rank_raise_and_exit(stopped: int) -> None:
         processes[stopped].send_signal(signal.SIGKILL)
 
 
+@pytest.mark.parametrize(("fault", "call"), [("saves alone", "hdet.save"), ("finishes alone", "finish_")])
+def test_a_call_on_one_rank_alone_is_named(fault: str, call: str) -> None:
+    with run_of(fault) as processes:
+        said, _ = processes[0].communicate(timeout=60 + PATIENCE + SLACK)
+        assert processes[0].returncode == 1, said
+        assert f"gave up waiting for the other 1 at {call}(), which every rank calls" in said
+
+
 def test_a_forgotten_step_under_data_parallelism() -> None:
     """Its gradients wait for the others, who wait for it; they do not pair."""
     with run_of("forgets a step") as processes:

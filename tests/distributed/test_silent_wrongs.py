@@ -102,7 +102,7 @@ def partition(rank: int) -> Answer:
     torch.manual_seed(0)
     flat = nn.Parameter(torch.randn(400).chunk(dist.get_world_size())[rank].clone())
     optimizer = torch.optim.AdamW([flat], lr=0.01)
-    model = nn.Linear(2, 2)
+    model = nn.ParameterList([flat])
     probe = hdet.Probe(lambda x: flat.square().mean(), list(torch.randn(8, 4)), model=model)
     auto = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
 
@@ -147,6 +147,31 @@ def test_distances_that_the_learning_rate_does_not_explain(ranks: LocalProcesses
         assert "more than the learning rate makes them differ" in message
         assert [record.step for record in records] == [5, 10]
         assert all("apart where" in " ".join(record.events) for record in records)
+
+
+def unlike(rank: int, calls: float) -> list[SyncRecord]:
+    """On gradients of their own; rank 1 calls ``step()`` so often for each optimizer step."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    door = hdet.Ensemble(optimizer, [hdet.LearningRate()], gradients="none", sync_every=10, model=model)
+    for call in range(20):
+        loss = model(torch.randn(8, 4, generator=torch.Generator().manual_seed(2 * call + rank))).mean()
+        loss.backward()
+        for _ in range(1 if not rank else int((call + 1) / calls) - int(call / calls)):
+            optimizer.step()
+        door.step(loss.detach())
+    return door.history
+
+
+@pytest.mark.parametrize(("calls", "taken"), [(0.5, (10, 20)), (1, None), (2, (5, 10))])
+def test_a_rank_that_calls_step_too_often_or_too_rarely_is_told(
+    ranks: LocalProcesses, calls: float, taken: tuple[int, int] | None
+) -> None:
+    for records in ranks.run(unlike, calls):
+        said = [event for record in records for event in record.events if "optimizer steps, and" in event]
+        assert len(said) == (2 if taken else 0)
+        assert all(f"took {taken[0]} optimizer steps, and replica" in event for event in said if taken)
 
 
 def noisy(rank: int, noise: float) -> list[SyncRecord]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,19 @@ def test_a_moved_name_says_where_it_is(name: str, module: str) -> None:
         exec(f"from hdet import {name}")
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((1, 100), {}, "too many positional arguments"),
+        ((), {"stayed": 1}, "missing a required .*'optimizer'"),
+        ((1,), {"max_lr": 1}, "unexpected keyword argument 'max_lr'"),
+    ],
+)
+def test_a_wrong_call_shows_the_right_one(args: Any, kwargs: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"^Door.*{words}; write Door\(optimizer\), and by name .*: stayed$"):
+        Door(*args, **kwargs)
+
+
 def test_a_removed_argument() -> None:
     with pytest.raises(TypeError, match=r"^Door: gone= was removed in 0\.3\.0: use stayed=$"):
         Door(1, gone=2)  # type: ignore[call-arg]
@@ -68,7 +82,7 @@ def test_an_unknown_argument_names_the_closest() -> None:
         TypeError, match=r"^Door\(\) got an unexpected keyword argument 'stay'\. Did you mean"
     ):
         Door(1, stay=2)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'qqq'$"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'qqq'; write Door"):
         Door(1, qqq=2)  # type: ignore[call-arg]
 
 

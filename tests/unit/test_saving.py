@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
+from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import hdet
 from hdet.loop.state import digest
-from hdet.saving import Loaded
+from hdet.saving import Loaded, examined
 from tests.fakes import Thread, on_threads
 from tests.unit.doors import DOORS, Made
 
@@ -204,6 +208,84 @@ def test_files_of_others_are_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError, match=r"run must be a folder or not exist, got a file or a link"):
         hdet.save(tmp_path / "run", epoch=1)
+
+
+def test_another_model_or_optimizer_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    def made(*widths: int) -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+    model = made(4, 8, 1)
+    hdet.save(tmp_path / "run", model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    for other, groups in ((made(4, 8, 1, 1), 1), (made(4, 9, 1), 1), (made(4, 8), 1), (made(4, 8, 1), 2)):
+        halves = [{"params": list(part.parameters())} for part in other]
+        optimizer = torch.optim.SGD(halves if groups == 2 else other.parameters(), 0.1)
+        before = deepcopy(other.state_dict())
+        with pytest.raises(
+            ValueError, match=r"must be built as it was when it was saved.*Nothing was loaded"
+        ):
+            hdet.load(tmp_path / "run", model=other, optimizer=optimizer)
+        assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    hdet.load(tmp_path / "run", model=model)
+
+
+def no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def torn_by_torch(*_: object) -> None:
+    raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 896 vs 790")
+
+
+@pytest.mark.parametrize("fails", [no_space, torn_by_torch])
+def test_what_cannot_be_written_says_what_to_do(
+    fails: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(2, 1)
+    hdet.save(tmp_path / "run", model=model, epoch=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", fails)
+        with pytest.raises(OSError, match=r"hdet\.save: the checkpoint must be written.*Is the disk full"):
+            hdet.save(tmp_path / "run", model=model, epoch=2)
+    assert hdet.load(tmp_path / "run", model=model)["epoch"] == 1
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match=r"hdet\.save: the checkpoint must be written.*is the folder yours"):
+        hdet.save(tmp_path / "file" / "run", model=model)
+
+
+def test_two_runs_that_save_to_one_path_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, write = nn.Linear(2, 1), torch.save
+
+    def other_run(*args: Any) -> None:
+        write(*args)
+        shutil.rmtree(tmp_path / "run.writing")  # as the other one begins
+
+    monkeypatch.setattr(torch, "save", other_run)
+    with pytest.raises(FileNotFoundError, match=r"hdet\.save: .*does no other run save to the same path"):
+        hdet.save(tmp_path / "run", model=model)
+
+
+def test_a_manifest_of_anybody_s_is_read_without_harm(tmp_path: Path) -> None:
+    """It may name any file, end never, or hold what is no manifest."""
+    hdet.save(tmp_path / "run", model=nn.Linear(2, 1))
+    sound = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    sound.pop("digest")
+    hostile = [
+        {**sound, "files": {"/dev/zero": "x"}},
+        {**sound, "files": {"../run/shared.pt": sound["files"]["shared.pt"]}},
+        {**sound, "files": {"rank7.pt": "x"}},
+        {**sound, "steps": "ten"},
+        {**sound, "ranks": None},
+        {**sound, "files": []},
+        {},
+    ]
+    os.symlink("/dev/zero", tmp_path / "run" / "rank7.pt")
+    for manifest in hostile:
+        text = json.dumps({**manifest, "digest": digest(manifest)})
+        (tmp_path / "run" / "manifest.json").write_text(text)
+        assert examined(tmp_path / "run")[1]
+    (tmp_path / "run" / "manifest.json").unlink()
+    os.symlink("/dev/zero", tmp_path / "run" / "manifest.json")
+    assert examined(tmp_path / "run")[1] == "manifest.json is missing"
 
 
 def test_what_numpy_holds_is_read_back(tmp_path: Path) -> None:

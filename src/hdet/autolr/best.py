@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from hdet.autolr.choice import Candidate, Choice, mean_of, regrouped
 from hdet.autolr.prior import likely_rates
-from hdet.autolr.snapshot import Copies, wait_for_copies
+from hdet.autolr.snapshot import Copies, uninterrupted, wait_for_copies
 from hdet.loop.state import pieces_of
 from hdet.probes import Probe
+from hdet.probes.batch_contents import count_samples, fingerprint, tensors_of
 from hdet.probes.isolation import trained_norms
 from hdet.replicas import Replicas, drop_gathered, local
 
@@ -35,6 +36,11 @@ _RESTART = 1.5
 _YOUTH, _YOUNG_STEPS = 0.15, 200
 #: A third of a third of the learning rate is slow enough.
 _MAX_RESTARTS = 2
+#: Loaded weights are not those that were measured, where on the same batches their loss is higher by this
+#: share of itself and of what was gained. Rounding and noise of the loss function stay far below it.
+_HIGHER, _GAIN_LOST = 0.25, 0.05
+#: A sum over the same batch differs by less, whatever the machine.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +97,12 @@ class BestWeights:
         self._whole = list(parameters)
         self._parameters = {i: local(p) for i, p in enumerate(parameters)}
         self._weights, self._buffers = Copies(offload=offload), Copies(offload=offload)
-        #: Batch norms as training left them; a user may freeze them before the weights are loaded.
-        self._norms: list[nn.Module] = []
+        #: The batch norms that trained when the copy was made, whose statistics a mean is loaded with; None
+        #: where that is not known. A user may freeze some later, or all before the weights are loaded.
+        self._norms: list[nn.Module] | None = None
+        #: By which batches every replica has chosen so far, and this rank's own, once that is known.
+        self._marks: list[float] | None = None
+        self._mark: float | None = None
 
     def measure(self, count: int | None = None) -> list[float | Tensor]:
         """This rank's losses at the present weights, on the first ``count`` of its batches; of several
@@ -116,8 +126,24 @@ class BestWeights:
         are any; ``refresh`` recomputes those, for weights that training has never used."""
         if not self.probe.has_norms:
             return self.measure()
-        self._norms = [*trained_norms(self.probe.model)]
         return self._losses(self.probe.halves()[0], "choice", refresh=refresh)
+
+    def mark(self) -> float:
+        """A number by which the batches that choose are known from others."""
+        if self._mark is None:
+            self._mark = _mark_of(self.probe.halves()[0])
+        return self._mark
+
+    def batches_changed(self, marks: Sequence[float]) -> bool:
+        """Whether others chose so far than those of these ``marks``, the replicas' in turn, as where a run is
+        resumed with another probe: their losses cannot be compared, so the choice starts over."""
+        before, self._marks = self._marks, list(marks)
+        if before is None or len(before) != len(marks):  # other replicas than before
+            return False
+        if not any(abs(a - b) > _ROUNDING * abs(a) for a, b in zip(before, marks, strict=True)):
+            return False
+        self.forget()
+        return True
 
     def follow(self, parameters: Mapping[int, Tensor]) -> None:
         """These are trained from now on: until now they have not changed."""
@@ -136,6 +162,7 @@ class BestWeights:
             for i, weight in given.items():
                 self._weights.write(i, weight, self._parameters[i])
             self._buffers.write_all(self.replicas.buffers_of(self._model))
+            self._norms = [*trained_norms(self.probe.model)]
 
     @property
     def best(self) -> Best | None:
@@ -143,23 +170,50 @@ class BestWeights:
         kept = self.choice.kept
         return None if kept is None else Best(kept.step, kept.kind, kept.loss)
 
-    def finish_(self, step: int | None) -> Best | None:
-        """Load the best weights into the model, which has those of ``step``, or of no known step, and
-        estimate their loss. A collective."""
+    def finish_(self) -> Best | None:
+        """Load the best weights into the model and estimate their loss. A collective."""
         best = self.best
         if best is None:
             return None
-        if best.kind != "end" or best.step != step:  # else the model has them
-            self.load_()
+        self.replicas.about_to("finish_(), which every rank calls")
+        self.load_()
         self.replicas.deliver_()
+        self._compare_with_choice()
         estimate, error = self._estimate()
         return replace(best, estimate=estimate, error=error)
 
+    def _compare_with_choice(self) -> None:
+        """Warn where the loaded weights are clearly worse than they were when they were chosen, on the same
+        batches. Whatever the cause, the model is not what was measured."""
+        first, kept = self.choice.first, self.choice.kept
+        assert first is not None
+        assert kept is not None
+        rows = self.replicas.gather(self.measure_deployed(refresh=False))
+        now = mean_of([loss for row in rows for loss in row])
+        higher = max(_HIGHER * abs(kept.loss), _GAIN_LOST * (first.loss - kept.loss))
+        if not now <= kept.loss + higher and self.replicas.world_rank == 0:
+            logger.warning(
+                "finish_: the probe's loss of the weights that it loads is %.4g, and was %.4g when they were "
+                "chosen, on the same batches: something else has changed since. Does the probe have the loss "
+                "it had before a resume, does anything but the optimizer write weights, and is every layer "
+                "in the mode it was trained in?",
+                now,
+                kept.loss,
+            )
+
     def _estimate(self) -> tuple[float, float]:
         """Mean and standard error over the batches of all ranks, which may hold different numbers of them."""
-        own = self._losses(self.probe.halves()[1], "estimate", refresh=False)
+        batches = [batch for batch in self.probe.halves()[1] if count_samples(batch) != 0]
+        own = self._losses(batches, "estimate", refresh=False)
         rows = self.replicas.gather([float(len(own)), sum(own), sum(x * x for x in own)])
+        self.replicas.about_to("")
         n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))
+        if n and not math.isfinite(total) and self.replicas.world_rank == 0:
+            logger.warning(
+                "finish_: there is no estimate: the loss of the loaded weights is not finite on a batch that "
+                "did not choose them; look at the probe's batches, from number %d on",
+                len(self.probe.halves()[0]),
+            )
         if n == 0 or not math.isfinite(total):
             return math.nan, math.nan
         mean = total / n
@@ -171,15 +225,16 @@ class BestWeights:
         """Write the copy into the model, in place. Batch norm's running statistics belong to the iterates;
         for a mean they are recomputed from the batches that chose it."""
         assert self.choice.kept is not None
-        for i, copy in self._weights.tensors.items():
-            self._parameters[i].detach().copy_(copy)
         buffers = self.replicas.buffers_of(self._model)
-        for name, copy in self._buffers.tensors.items():
-            if name in buffers and buffers[name].shape == copy.shape:
-                buffers[name].copy_(copy)
+        with uninterrupted():
+            for i, copy in self._weights.tensors.items():
+                self._parameters[i].detach().copy_(copy)
+            for name, copy in self._buffers.tensors.items():
+                if name in buffers and buffers[name].shape == copy.shape:
+                    buffers[name].copy_(copy)
         drop_gathered(self._model)
         if self.choice.kept.kind == "mean":
-            self.probe.refresh_norms_(self.probe.halves()[0], self._norms or None, self.replicas)
+            self.probe.refresh_norms_(self.probe.halves()[0], self._norms, self.replicas)
 
     def forget(self) -> None:
         """Start over: the copy is of other weights than those that are trained now."""
@@ -198,7 +253,18 @@ class BestWeights:
         empty = {i: partial(self._weights.empty, self._parameters[i].detach()) for i in later}
         weights = pieces_of(copied, self._whole) | pieces_of(empty, self._whole)
         kept = {"weights": weights, "buffers": [[name, copy] for name, copy in self._buffers.tensors.items()]}
-        return {"choice": asdict(self.choice), "kept": kept, "replicas": self.replicas.size}
+        norms = self._norms
+        return {
+            "choice": asdict(self.choice),
+            "kept": kept,
+            "norms": None if norms is None else [name for name, m in self._modules.items() if m in norms],
+            "replicas": self.replicas.size,
+            "marks": self._marks,
+        }
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return dict(self.probe.model.named_modules())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
@@ -207,7 +273,10 @@ class BestWeights:
         choice = saved.of_fewer(state["replicas"], self.replicas.size, self.probe.choosing)
         if choice is None:  # chosen by batches that cannot be compared
             return
-        self.choice = choice
+        self.choice, self._marks, self._mark = choice, state["marks"], None
+        modules, norms = self._modules, state["norms"]
+        known = norms is not None and all(name in modules for name in norms)  # else it is wrapped otherwise
+        self._norms = [modules[name] for name in norms] if known else None
         for i, copy in state["kept"]["weights"].items():
             self._weights.write(i, copy, self._parameters[i])
         for name, copy in state["kept"]["buffers"]:
@@ -221,14 +290,11 @@ class Incumbent:
         weights: keeps the best weights.
         patience: so often training returns to them without an improvement; None never returns.
         lost: the share of what was gained that must be lost before it does.
-        deployed: whether weights are chosen by other losses than windows are compared by, those with running
-            statistics.
     """
 
-    def __init__(self, weights: BestWeights, patience: int | None, lost: float, *, deployed: bool) -> None:
+    def __init__(self, weights: BestWeights, patience: int | None, lost: float) -> None:
         self.weights = weights
         self._patience, self._lost = patience, lost
-        self.deployed = deployed
         self._returns = self._restarts = 0
         #: Whether nothing has improved since the learning rate last rose; and the loss of the last window.
         self._stands, self._last = False, math.nan
@@ -243,9 +309,20 @@ class Incumbent:
         #: The lowest losses at any m so far, likewise.
         self.best: list[float] | None = None
 
+    @property
+    def deployed(self) -> bool:
+        """Whether weights are chosen by other losses than windows are compared by, those with running
+        statistics."""
+        return self.weights.probe.has_norms
+
     def forget(self) -> None:
         """Drop the losses that windows are compared with: they are of other weights."""
         self.previous = self.best = None
+
+    def start_over(self) -> None:
+        """As :meth:`forget`, and what this search has found: it was measured on other batches."""
+        self.forget()
+        self._search, self._stands = Choice(), False
 
     def offer(self, candidate: Candidate, losses: list[float], weights: Mapping[int, Tensor]) -> None:
         """What training began with, which a window that has hardly moved the weights shows; or the mean of a
@@ -259,9 +336,9 @@ class Incumbent:
             self.best = losses
 
     @property
-    def improved_at(self) -> int:
-        """The step of this search's last improvement beyond the error."""
-        return self._search.improved_at
+    def lowest_at(self) -> int:
+        """The step at which this search has seen the lowest loss."""
+        return 0 if self._search.lowest is None else self._search.lowest.step
 
     def count(self, step: int, factors: Sequence[float], *, rises: bool, moved: bool = False) -> None:
         """One more window, which ran with these ``factors``; where the learning rate still rises, or
@@ -362,8 +439,7 @@ class Incumbent:
         search = Choice.from_dict(state["search"]["choice"]).of_fewer(*sizes)
         previous, best = (None if x is None else regrouped(x, *sizes) for x in state["losses"])
         if search is None or (previous is None and state["losses"][0] is not None):
-            self.forget()
-            self._search, self._stands = Choice(), False
+            self.start_over()
             logger.warning(
                 "load_state_dict: the state is of %d replicas, this run has %d, each with %d batches to "
                 "choose by: their losses cannot be compared batch by batch. Windows are compared, and "
@@ -373,3 +449,12 @@ class Incumbent:
             return
         self._search = search
         self.previous, self.best = (None if x is None else list(x) for x in (previous, best))
+
+
+def _mark_of(batches: Sequence[object]) -> float:
+    """The weighted mean of their tensors. As of losses, the mean over batches that several ranks share is
+    that of the whole batch, however a run is laid out."""
+    tensors = [tensor for batch in batches for tensor in tensors_of(batch)]
+    seen = [fingerprint(t) for t in tensors if t.layout is torch.strided and not t.is_quantized]
+    means = [float.fromhex(one[1]) / max(math.prod(one[0]), 1) for one in seen if one is not None]
+    return sum((i + 1) * mean for i, mean in enumerate(means))

@@ -15,6 +15,7 @@ from hdet.autolr.choice import Candidate
 from hdet.autolr.clock import Clock
 from hdet.autolr.search import check_model, check_offload, check_probe
 from hdet.autolr.window import WindowLoop, wide_copy
+from hdet.loop.optimizers import names_of
 from hdet.loop.state import Owner, check_fits, pieces_of
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
@@ -75,6 +76,7 @@ class BestMean:
         check_model("BestMean", model)
         check_probe("BestMean", probe)
         check_offload("BestMean", offload)
+        self._model = model
         self._parameters: list[Tensor] = list(model.parameters())
         self._replicas = find_replicas("BestMean", self._parameters, model=model, process_group=process_group)
         self._replicas.agree("BestMean", {"probe": repr((probe.per_sync, probe.choosing))})
@@ -82,7 +84,7 @@ class BestMean:
         self._overlap = Overlap(probe)
         self._clock = Clock(Windows())
         self._clock.begin(0)
-        self._window = WindowLoop(self._clock)
+        self._window = WindowLoop(self._clock, "BestMean")
         self._opens = True
         self._finished: Best | None = None
         self._finished_at = -1
@@ -114,9 +116,10 @@ class BestMean:
         """
         if self._finished is None or self._finished_at != self.steps:
             self._finished_at = self.steps
+            self._replicas.about_to("finish_(), which every rank calls")
             self._follow()
             self._offer("end", self._weights.measure_deployed(refresh=False))
-            self._finished = self._weights.finish_(self.steps)
+            self._finished = self._weights.finish_()
         return self._finished
 
     def _follow(self) -> bool:
@@ -140,11 +143,17 @@ class BestMean:
             said = self._overlap.found(self._replicas.gather(self._overlap.row()))
             if said and self._replicas.world_rank == 0:
                 logger.warning("BestMean: step %d: %s", self.steps, said)
-        with self._window.at_mean():
-            self._offer("mean", self._weights.measure_deployed(refresh=True))
+        self._window.at_mean(lambda: self._offer("mean", self._weights.measure_deployed(refresh=True)))
 
     def _offer(self, kind: Literal["mean", "iterate", "end"], own: Sequence[float | Tensor]) -> None:
-        rows = self._replicas.gather(own)
+        marks, *columns = zip(*self._replicas.gather([self._weights.mark(), *own]), strict=True)
+        if self._weights.batches_changed(marks) and self._replicas.world_rank == 0:
+            logger.warning(
+                "BestMean: step %d: the probe has other batches than before the run was resumed: weights are "
+                "chosen from here on",
+                self.steps,
+            )
+        rows = list(zip(*columns, strict=True))
         losses, decides = tuple(chain.from_iterable(rows)), len(rows) > 1 or self._weights.probe.decides
         candidate = Candidate(self.steps, kind, losses, decides)
         self._weights.offer(candidate, self._window.by_number(self._window.weights))
@@ -156,7 +165,10 @@ class BestMean:
     @property
     def _owner(self) -> Owner:
         shapes = [[] if is_flat(p) else list(p.shape) for p in self._parameters]
-        return Owner("BestMean", {"shapes": shapes}, self._replicas, self._parameters)
+        names = names_of(self._parameters, self._model)
+        return Owner(
+            "BestMean", {"shapes": shapes, "parameter names": names}, self._replicas, self._parameters
+        )
 
     def _saved(self) -> dict[str, Any]:
         window = self._window.state_dict(self._parameters)

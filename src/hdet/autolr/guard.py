@@ -20,7 +20,7 @@ from hdet.autolr.snapshot import Snapshot
 from hdet.autolr.window import WindowLoop
 from hdet.loop.checks import check_sync_every
 from hdet.loop.converge import FiniteBuffers
-from hdet.loop.optimizers import every_parameter, parts_of
+from hdet.loop.optimizers import check_trains, every_parameter, parts_of
 from hdet.loop.state import Owner, check_fits
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
@@ -93,9 +93,11 @@ class Guard:
         check_sync_every("Guard", sync_every)
         self._optimizer, self._model, self._probe = every, model, probe
         self._replicas = replicas_of("Guard", every, model=model, process_group=process_group)
+        if self._replicas.local_count == 1:
+            check_trains("Guard", every, model)
         judged = "training losses" if probe is None else f"a probe of {probe.choosing} batches"
         self._replicas.agree("Guard", {"sync_every": repr(sync_every), "judged by": judged})
-        self._window = WindowLoop(Clock(Windows(first=sync_every, share=0.0)))
+        self._window = WindowLoop(Clock(Windows(first=sync_every, share=0.0)), "Guard")
         self._window.weights = [local(parameter) for parameter in every_parameter(every)]
         self._window.clock.begin(0)
         self._window.open()

@@ -26,20 +26,21 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from hdet.autolr.best import BestWeights, Incumbent
+from hdet.autolr.best import Best, BestWeights, Incumbent
 from hdet.autolr.choice import Candidate, mean_of
 from hdet.autolr.clock import DECAY, Clock, Curve
 from hdet.autolr.probe_checks import ProbeChecks
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
-from hdet.autolr.snapshot import Snapshot
+from hdet.autolr.snapshot import Snapshot, state_is_finite
 from hdet.autolr.window import WeightPath
 from hdet.history import HorizonRecord
 from hdet.hyperparameters import Axis, Explorable, GroupLearningRate
 from hdet.loop.converge import WeightCopies
-from hdet.loop.optimizers import every_parameter
+from hdet.loop.optimizers import checksum, every_parameter, outside
 from hdet.loop.policy import Before, Context, Decided, Policy, Seen
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
+from hdet.replicas import local
 
 __all__ = ["Factors", "Horizon", "split_rows"]
 
@@ -128,9 +129,7 @@ class Horizon(Policy):
         self._window = self._path.window
         model, offload = self._probe.model, self._offload
         best = BestWeights(self._probe, model, parameters, context.replicas, offload=offload)
-        self.incumbent = Incumbent(
-            best, self._patience, self._controller.lost, deployed=self._probe.has_norms
-        )
+        self.incumbent = Incumbent(best, self._patience, self._controller.lost)
         self._copies = WeightCopies(optimizer, context.replicas)
         snapshot = partial(Snapshot, optimizer, model, replicas=context.replicas)
         self._at_window = snapshot(offload=offload)
@@ -161,6 +160,8 @@ class Horizon(Policy):
     def start(self, step: int) -> None:
         """Begin the first window, with the weights that its first step will find."""
         self._fresh = True
+        #: Checksums of what the model trains and the optimizer does not hold, when the window began.
+        self._elsewhere: dict[str, float] = {}
         self.incumbent.forget()
         self._previous_middle = [float(step) for _ in self._states]
         self._begin(step)
@@ -198,6 +199,7 @@ class Horizon(Policy):
             if self._path.follow():
                 self.incumbent.weights.follow(self._window.by_number(self._window.weights))
                 self._previous_middle = [float(self._clock.began) for _ in self._states]
+            self._elsewhere = self._sums_elsewhere()
             # Only one rank alone may end a window early: several could disagree by a step and deadlock.
             self._window.open(self._path.size if self._context.replicas.world_size == 1 else 0.0)
         if self._fresh:
@@ -225,8 +227,8 @@ class Horizon(Policy):
 
     def losses_at_own_mean(self) -> list[float | Tensor]:
         """At this replica's own mean over the window, before the replicas are averaged."""
-        with self._context.regularisers_off(), self._window.at_mean():
-            return self.incumbent.weights.measure()
+        with self._context.regularisers_off():
+            return self._window.at_mean(self.incumbent.weights.measure)
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """Once the replicas are averaged: this rank's losses at m on all batches; at e, the present weights,
@@ -236,6 +238,8 @@ class Horizon(Policy):
         if self.incumbent.previous is not None and any(state.windows > 0 for state in self._states):
             few = self._probe.choosing  # e may be returned at the end of the run; elsewhere some will do
             few = few if ends else min(max(2, self._clock.length // _STEPS_PER_BATCH), few)
+        if self._elsewhere:
+            self._check_elsewhere()
         self._path.converge()
         with self._context.regularisers_off():
             self._checks.drew(few)
@@ -243,15 +247,37 @@ class Horizon(Policy):
                 "mean": (),
                 "end": best.measure(few) if few else (),
             }
-            with self._window.at_mean():
-                measured["mean"] = self.mean_losses = best.measure()
+            measured["mean"] = self.mean_losses = self._window.at_mean(best.measure)
             measured["displacements"] = self._path.displacements()
-            if self.incumbent.deployed:
+            measured["marks"] = [best.mark()]
+            measured["lost"] = [float(not state_is_finite(self._context.optimizer))]
+            if self._probe.has_norms:
                 measured["chosen end"] = best.measure_deployed(refresh=False) if ends and few else ()
-                with self._window.at_mean():
-                    measured["chosen"] = best.measure_deployed(refresh=True)
+                measured["chosen"] = self._window.at_mean(partial(best.measure_deployed, refresh=True))
         self._widths = {name: len(part) for name, part in measured.items()}
         return [*chain.from_iterable(measured.values()), *self._checks.row()]
+
+    def _sums_elsewhere(self) -> dict[str, float]:
+        """Checksums of the model's parameters that are not frozen and in no group of the optimizer."""
+        if self._context.replicas.local_count > 1:  # rows of one matrix are not the model's own
+            return {}
+        others = outside(self._context.optimizer, self._probe.model)
+        return {name: checksum([local(p)]) for name, p in others.items() if p.requires_grad}
+
+    def _check_elsewhere(self) -> None:
+        """Raise where something else trains a part of the model: going back, and the best weights, would be
+        of the other part alone."""
+        now = self._sums_elsewhere()
+        moved = [name for name, was in self._elsewhere.items() if now.get(name, was) != was]
+        if moved:
+            caller = self._context.caller
+            raise RuntimeError(
+                f"{caller}.step: {caller} must hold all that is trained of the model, and {len(moved)} "
+                f"parameters have changed that its optimizer does not have, such as {moved[0]!r}: going back "
+                f"and finish_() would write the others alone. Give it all optimizers, {caller}([first, "
+                "second], …), or the probe the part that this one trains; what you write yourself, "
+                "requires_grad_(False)"
+            )
 
     # ------------------------------------------------------------------ 2. decide
 
@@ -259,8 +285,11 @@ class Horizon(Policy):
         """The rule's decision for each factor, and whether the weights go back."""
         before, self.improves = self.before(seen.levels), True
         losses = split_rows(seen.rows, self._widths)
+        doubts: tuple[str, ...] = ()
+        if self.incumbent.weights.batches_changed(losses["marks"]):
+            doubts = (self._start_over(),)
         windows = self._windows(seen, losses)
-        doubts = self._checks.judge(seen, windows, judged=bool(losses["end"]))
+        doubts += self._checks.judge(seen, windows, judged=bool(losses["end"]))
         # No factor moves once the schedule decays.
         rule = self._controller.update if self._clock.searching else self._controller.descend
         decisions = [
@@ -269,7 +298,8 @@ class Horizon(Policy):
             else HorizonDecision(state, "hold", 0.0, why="nothing to compare")
             for state, window, span in zip(self._states, windows, self._path.spans, strict=True)
         ]
-        plan = _Plan(seen, before, windows, decisions)
+        lost = any(losses["lost"]) and all(map(math.isfinite, losses["displacements"]))
+        plan = _Plan(seen, before, windows, decisions, lost=lost)
         if any(decision.action == "back" for decision in decisions):
             plan = self._plan_rollback(plan)
         if plan.back is None:
@@ -283,6 +313,16 @@ class Horizon(Policy):
                 )
             plan = self._remember(plan, losses)
         return partial(self._apply, replace(plan, events=(*doubts, *plan.events)))
+
+    def _start_over(self) -> str:
+        """The probe has other batches than before: what they have shown is of another scale."""
+        self.incumbent.start_over()
+        states = [self._controller.retreat(state, slower=False) for state in self._states]
+        self._states = [replace(state, first_loss=None) for state in states]
+        return (
+            "the probe has other batches than before the run was resumed, and losses on different batches "
+            "cannot be compared: windows are compared, and weights chosen, from here on"
+        )
 
     def _windows(self, seen: Seen, losses: Mapping[str, list[float]]) -> list[Window]:
         """What the window showed of each optimizer's weights."""
@@ -305,6 +345,8 @@ class Horizon(Policy):
             rounding=self._path.rounding,
         )
         moved = [losses["displacements"][i::factors] for i in range(factors)]
+        if any(losses["lost"]):  # the weights may be sound, and stand still from now on
+            moved = [[math.nan] for _ in moved]
         units = self._factors.highest([axis.curve for axis in self._learning_rates])
         return [
             window(math.fsum(of_ranks) / len(of_ranks), (clock.began + 1 + step) / 2 - middle, unit=unit)
@@ -319,7 +361,14 @@ class Horizon(Policy):
         total, in_a_row = (max(getattr(s, n) for s in after) for n in ("total_backs", "backs"))
         worst = plan.windows[backs.index(True)]
         rose = f"the probe's loss rose from {mean_of(worst.previous):.4g} to {mean_of(worst.mean):.4g}"
-        if self._states[backs.index(True)].windows == 0:
+        if mean_of(worst.mean) <= mean_of(worst.previous):
+            rose = "the last weights, or the probe's loss at them, are not finite"
+        if plan.lost:
+            rose = (
+                "the optimizer's state became infinite or NaN (as by a gradient above 1e19, whose square "
+                "Adam keeps in float32)"
+            )
+        elif self._states[backs.index(True)].windows == 0:
             rose = f"the weights moved by {worst.displacement:.3g} of their norm"
         shrunk = min(new.value / old.value for new, old in zip(after, self._states, strict=True))
         rate = f"learning rate times {shrunk:.2g}"
@@ -330,7 +379,7 @@ class Horizon(Policy):
         if not all(map(math.isfinite, (worst.speed, *worst.end))):
             raise RuntimeError(
                 f"{self._context.caller}.step: step {plan.seen.step}: {rose} over the window, and "
-                f"rollbacks did not help ({tried}). Check the loss for NaN, the data that follow, and that "
+                f"rollbacks did not help ({tried}). Check the loss for NaN, its scale, the data, and that "
                 "the probe's batches are of the kind that is trained on; finish_() loads the best weights "
                 "seen into the model"
             )
@@ -362,7 +411,7 @@ class Horizon(Policy):
         if not incumbent.behind or not self._clock.searches_after(step):
             return plan
         if incumbent.exhausted:
-            event = f"nothing has improved since step {incumbent.improved_at}"
+            event = f"nothing has improved since step {incumbent.lowest_at}"
             return replace(plan, events=(*plan.events, event))
         restarts = not self._curve.decays and incumbent.may_restart(
             step, self._clock.origin, self._clock.total_steps
@@ -412,7 +461,7 @@ class Horizon(Policy):
 
     def _retreat(self, step: int, *, restart: bool) -> str:
         """Return to the beginning or to the best weights, at a smaller rate; the sentence for the log."""
-        improved, slower = self.incumbent.improved_at, not self.incumbent.others_moved
+        lowest, slower = self.incumbent.lowest_at, not self.incumbent.others_moved
         if restart:
             self._at_beginning.restore()
             self.incumbent.restart()
@@ -423,14 +472,17 @@ class Horizon(Policy):
             where, rate = "from the beginning", "below a third of the learning rate"
         else:
             with self._copies.following(), self._context.regularisers_off():
-                improved = self.incumbent.return_to_best_()
+                lowest = self.incumbent.return_to_best_()
             self._states = [self._controller.retreat(state, slower=slower) for state in self._states]
             self._path.restart()
             self._previous_middle = [float(step) for _ in self._previous_middle]
             where, rate = "back to those weights", "learning rate times 0.33"
-        return (
-            f"nothing better since step {improved}: {where}, {rate if slower else 'at what was moved since'}"
-        )
+        return f"nothing better since step {lowest}: {where}, {rate if slower else 'at what was moved since'}"
+
+    def finish_(self) -> Best | None:
+        """Load the best weights and estimate their loss, measured as they were chosen. A collective."""
+        with self._context.regularisers_off():
+            return self.incumbent.weights.finish_()
 
     def check_end(self) -> str:
         """What is wrong with the weights that training ends with, if anything. Waits for the device."""
@@ -489,6 +541,7 @@ class _Plan:
     back: Literal["window", "best", "beginning"] | None = None
     events: tuple[str, ...] = ()
     best: bool = False
+    lost: bool = False
 
 
 def split_rows(rows: Sequence[Sequence[float]], widths: Mapping[str, int]) -> dict[str, list[float]]:

@@ -299,6 +299,12 @@ class Search(Door, LRScheduler):
                 "%s. Is the probe's data of the kind that is trained on, and does the training loss fall?",
                 *(self._name, steps, first, last, counted, loads),
             )
+        elif not last < first:
+            logger.warning(
+                "%s: %s: the run ended above its start: the probe's loss was %.4g at the start and is %.4g "
+                "(%s); %s",
+                *(self._name, steps, first, last, counted, loads),
+            )
         else:
             low, high = likely_rates(self._rate)
             self._cycle.say(
@@ -360,8 +366,7 @@ class Search(Door, LRScheduler):
         """
         self._cycle.stop()
         self._log_summary()
-        at = None if self._replaced else self.steps
-        self._finished = self._with_rate(self._horizon.incumbent.weights.finish_(at))
+        self._finished = self._with_rate(self._horizon.finish_())
         self._replaced = False
         if self._finished is not None:
             self._cycle.note("handed", weights={**asdict(self._finished), "rates": self._finished.rates})

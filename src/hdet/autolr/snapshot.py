@@ -8,21 +8,36 @@ return the same memory.
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from hdet.loop.optimizers import every_parameter
 from hdet.loop.state import Own, Piece
 from hdet.replicas import Replicas, SoloReplica, drop_gathered, is_dtensor, local, sharded_like, state_of
 
-__all__ = ["Copies", "Snapshot", "copy_into", "copy_of", "empty_copy", "fits", "wait_for_copies"]
+__all__ = [
+    "Copies",
+    "Snapshot",
+    "copy_into",
+    "copy_of",
+    "empty_copy",
+    "fits",
+    "state_is_finite",
+    "uninterrupted",
+    "wait_for_copies",
+]
 
 #: The protocol of torch's wrapper subclasses, which are made of other tensors.
 _FLATTEN = "__tensor_flatten__"
@@ -35,6 +50,24 @@ _NOT_STATE = frozenset({"params", "lr", "initial_lr", "param_names"})
 
 #: Where a tensor was found: weight, buffer, state or group; the number of that; its name there.
 _Key = tuple[str, int, str]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Within, Ctrl-C waits: weights that are half written are no model, and who catches KeyboardInterrupt
+    would go on with them. Only the main thread handles signals."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    waiting: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *given: waiting.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting:
+            before(*waiting[0])
 
 
 def empty_copy(tensor: Tensor, *, offload: bool) -> Tensor:
@@ -75,6 +108,20 @@ def copy_of(tensor: Tensor, device: torch.device) -> Tensor:
     if hasattr(tensor, _FLATTEN):
         return _by_parts(tensor, lambda part: copy_of(part, device))
     return tensor.detach().to(device, copy=True)
+
+
+def state_is_finite(optimizer: Optimizer) -> bool:
+    """Whether all is that an optimizer keeps of single weights, such as moments. Waits for the device."""
+    moments = [
+        value.detach()
+        for parameter, of in state_of(optimizer).items()
+        for value in (of.values() if isinstance(of, Mapping) else ())
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+    ]
+    if any(type(one) is not Tensor for one in moments):  # sharded, or made of other tensors
+        moments = [one for one in map(local, moments) if not hasattr(one, _FLATTEN)]
+    moments = [one for one in moments if one.numel() and (one.is_floating_point() or one.is_complex())]
+    return math.isfinite(float(get_total_norm(moments, norm_type=math.inf)))
 
 
 def wait_for_copies() -> None:
@@ -180,6 +227,7 @@ class Snapshot:
         self._copies.write_all(tensors)
 
     @torch.no_grad()
+    @uninterrupted()
     def restore(self) -> None:
         """Write everything back, in place; state that did not exist then is removed."""
         tensors, values = self._now()

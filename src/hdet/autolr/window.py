@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, islice, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from hdet.autolr.clock import Clock
-from hdet.autolr.snapshot import copy_into, empty_copy
+from hdet.autolr.snapshot import copy_into, empty_copy, uninterrupted
 from hdet.loop.policy import Context
 from hdet.loop.state import pieces_of
 from hdet.replicas import Mean, local, shard_offset, shard_positions
 from hdet.replicas.norms import norm_of
 
 __all__ = ["Alarm", "WeightPath", "WindowLoop", "WindowMean", "sketch", "sketch_of_shards", "wide_copy"]
+
+T = TypeVar("T")
 
 #: So many iterates, and fewer than twice as many, make up the mean of a longer window. More cost time, and 16
 #: and 32 change nothing that is seen: docs/protocols/cost.md.
@@ -60,10 +61,12 @@ class WindowLoop:
 
     Args:
         clock: when windows end.
+        caller: prefix for error messages.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, caller: str) -> None:
         self.clock = clock
+        self._caller = caller
         self.weights: list[Tensor] = []
         #: Which of the parameters they are.
         self.numbers: list[int] = []
@@ -91,6 +94,7 @@ class WindowLoop:
 
     def open(self, size: float = 0.0) -> None:
         """The window's first step follows. With the ``size`` of the weights, an alarm may end it early."""
+        self.mean.check_types(self._caller)
         self.left = self.clock.length
         self.mean.begin(self.left)
         self.alarm = Alarm(self.weights, size, self.left) if size > 0 else None
@@ -106,14 +110,18 @@ class WindowLoop:
             self.clock.end -= self.left
         return True
 
-    @contextmanager
-    def at_mean(self) -> Iterator[None]:
-        """Within, the model holds the window's mean."""
-        self.mean.swap_()
+    def at_mean(self, measure: Callable[[], T]) -> T:
+        """What it measures while the model holds the window's mean. Not a context manager: one of these does
+        not see what is raised, by Ctrl-C, between its block and its end."""
+        self.mean.check_types(self._caller)
         try:
-            yield
-        finally:
-            self.mean.swap_()
+            try:
+                self.mean.swap_()
+                return measure()
+            finally:
+                self.mean.restore_()
+        finally:  # Ctrl-C may have come before that began
+            self.mean.restore_()
 
     def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
         """Everything that the window in progress consists of; the tensors are not copied."""
@@ -137,12 +145,24 @@ class WindowMean:
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self._weights = list(weights)
+        self._made_for = [(weight.dtype, weight.device) for weight in weights]
         self.tensors = [wide_copy(weight) for weight in weights]
         self._halves = list(map(_has_halves, self._weights, self.tensors))
         self._narrow = any(w.dtype != m.dtype for w, m in zip(self._weights, self.tensors, strict=True))
         self._aside: dict[int, Tensor] = {}
         self._swapped = False
         self.begin(1)
+
+    def check_types(self, caller: str) -> None:
+        """Raise TypeError where the weights were cast or moved to another device since: the mean, copies of
+        them and what the optimizer keeps are as they were."""
+        for weight, made in zip(self._weights, self._made_for, strict=True):
+            if (now := (weight.dtype, weight.device)) != made:
+                raise TypeError(
+                    f"{caller}.step: the weights must keep their type and device, and some were {made[0]} on "
+                    f"{made[1]} when {caller} was made, and are {now[0]} on {now[1]}; call model.to(...) "
+                    f"first, then make the optimizer and {caller}"
+                )
 
     def begin(self, steps: int) -> None:
         """A window of so many steps."""
@@ -173,20 +193,26 @@ class WindowMean:
         In place, tensor by tensor: nothing larger than one of them is allocated. A mean of more precision
         than the weights keeps it: the weights are stored in its upper halves, or in a copy.
         """
-        for i, (weight, mean) in enumerate(zip(self._weights, self.tensors, strict=True)):
-            now = weight.detach()
-            if self._halves[i]:
-                _exchange(now, mean, back=self._swapped)
-            elif i in self._aside:
-                now.copy_(self._aside.pop(i))
-            else:
-                kept = now.clone()
-                now.copy_(mean)
-                if now.dtype == mean.dtype:
-                    mean.copy_(kept)
+        with uninterrupted():
+            for i, (weight, mean) in enumerate(zip(self._weights, self.tensors, strict=True)):
+                now = weight.detach()
+                if self._halves[i]:
+                    _exchange(now, mean, back=self._swapped)
+                elif i in self._aside:
+                    now.copy_(self._aside.pop(i))
                 else:
-                    self._aside[i] = kept
-        self._swapped = not self._swapped
+                    kept = now.clone()
+                    now.copy_(mean)
+                    if now.dtype == mean.dtype:
+                        mean.copy_(kept)
+                    else:
+                        self._aside[i] = kept
+            self._swapped = not self._swapped
+
+    def restore_(self) -> None:
+        """The weights are in the model again, if they were not."""
+        if self._swapped:
+            self.swap_()
 
 
 def wide_copy(weight: Tensor) -> Tensor:
@@ -298,7 +324,7 @@ class WeightPath:
             context.diverges,
         )
         self._sizes = sizes
-        self.window = WindowLoop(clock)
+        self.window = WindowLoop(clock, context.caller)
         self._average: Mean | None = None
         self._parameters: list[Tensor] = []
         self._least: list[float] = []
@@ -495,6 +521,7 @@ def sketch(tensors: Sequence[Tensor]) -> Tensor:
     >>> 0.98 < near < 1.02
     tensor(True)
     """
+    tensors = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
     first = tensors[0]
     if sum(tensor.numel() for tensor in tensors) <= _BINS:
         return torch.cat([tensor.reshape(-1).to(first.device) for tensor in tensors])

@@ -82,13 +82,18 @@ def _check_checkpoint(folder: Path, last_step: int, *, as_json: bool) -> bool:
             typer.echo(as_line({**about, "trouble": trouble}))
         elif trouble:
             then = "hdet.load uses the one before it" if path == folder else "it cannot be loaded"
-            typer.echo(f"{path}: error: {trouble}: {then}.")
+            typer.echo(_printable(f"{path}: error: {trouble}: {then}."))
         else:
             text = f"{path}: whole, {manifest['ranks']} rank(s)"
             text += "" if step is None else f" of step {step:,}"
-            text += f", hdet {manifest['hdet']}"
+            text += f", hdet {manifest.get('hdet')}"
             if step is not None and last_step > step:
                 repeats = last_step - step
                 text += f"; the history goes on to step {last_step:,}: resuming repeats {repeats:,} steps"
-            typer.echo(f"{text}.")
+            typer.echo(_printable(f"{text}."))
     return healthy
+
+
+def _printable(text: str) -> str:
+    """A manifest is anybody's: what it holds must not steer the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -29,7 +29,7 @@ from hdet.loop.health import blind_signals
 from hdet.loop.hooks import StepHooks, take_over
 from hdet.loop.levels import Design, choose_design
 from hdet.loop.meeting import Gathered, Meeting
-from hdet.loop.optimizers import every_parameter, parts_of
+from hdet.loop.optimizers import check_trains, every_parameter, names_of, parts_of
 from hdet.loop.policy import Context, Decided, Policy, Seen
 from hdet.loop.schedule import CoveredSchedule, Schedule
 from hdet.loop.state import Owner, check_fits
@@ -88,11 +88,14 @@ class Cycle:
         reassign_from: float = 0,
         opening: str | None = None,
     ) -> None:
+        if model is not None and replicas.local_count == 1:  # rows of one matrix are not the model's own
+            check_trains(caller, optimizer, model)
         take_over(optimizer)
         separate_learning_rates(optimizer)
         self._caller = caller
         #: Torch's own, beneath whatever wrapped it.
         self.optimizer = optimizer
+        self._model = model
         self._device = every_parameter(optimizer)[0].device
         self._policies = list(policies)
         self.replicas = replicas
@@ -449,8 +452,10 @@ class Cycle:
         began = time.perf_counter()
         self._warn_if_overwritten(self.steps)
         judging = [policy for policy in self._policies if policy.judges(self.steps)]
-        gathered = self._meeting.sync(self.steps, self._round, self._training_loss, judging)
-        self._since_sync = 0
+        gathered = self._meeting.sync(
+            self.steps, self._round, self._training_loss, judging, self._hooks.in_round
+        )
+        self._since_sync = self._hooks.in_round = 0
         warnings = self._meeting.warnings(self.steps, gathered, shares=self._sharing.shares)
         self._fan_out.restore()
         decided = self._decide(judging, gathered)
@@ -638,6 +643,7 @@ class Cycle:
             "optimizers": [type(part).__name__ for part in parts_of(optimizer)],
             "groups": [len(group["params"]) for group in optimizer.param_groups],
             "shapes": [[] if is_flat(p) else list(p.shape) for p in parameters],
+            "parameter names": names_of(parameters, self._model),
         }
         for policy in self._policies:
             configuration |= policy.configuration()

@@ -176,7 +176,8 @@ class Watch:
         elif self._own_gradients and not shares and len(measured) > 1 and max(measured) <= rounding:
             warnings["no divergence"] = (
                 "the replicas are at the same weights although each arm has gradients of its own: something "
-                "shares them, such as DistributedDataParallel over all ranks, or all have the same batches"
+                "shares them, such as DistributedDataParallel over all ranks, which AutoTune knows if the "
+                "probe has the wrapped model, or all have the same batches"
             )
         return warnings
 

@@ -79,6 +79,8 @@ class StepHooks:
         #: Of the steps since :meth:`count`: the flags on the device, and whether one was taken without.
         self._flags: list[Tensor] = []
         self._surely = False
+        #: Steps of all optimizers since the last sync, with a call of ``step()`` or without.
+        self.in_round = 0
         self._reads_flags = reads_flags
         # By what GradScaler itself goes by, torch 2.6 to 2.13; then all ranks compare, with flags or without.
         fused = any(getattr(one, "_step_supports_amp_scaling", False) for one in self._optimizers)
@@ -98,7 +100,7 @@ class StepHooks:
                 one.register_step_pre_hook(enter),
                 one.register_step_post_hook(leave),
                 one.register_state_dict_pre_hook(lambda _: self.restore()),
-                one.register_load_state_dict_pre_hook(lambda *_: self.restore()),
+                one.register_load_state_dict_pre_hook(lambda *_: self._loads()),
             ]
 
     def _enter(self, optimizer: Optimizer, *_: object) -> None:
@@ -124,6 +126,7 @@ class StepHooks:
         self._inside = False
         number = self._optimizers.index(optimizer)
         self._taken[number] += 1
+        self.in_round += 1
         self.stepped = True
         self.irregular = self.irregular or self._taken[number] > 1 or len(self._taken) > 1
         found_inf = getattr(optimizer, "found_inf", None)
@@ -136,6 +139,12 @@ class StepHooks:
         """Write the base values into the groups, whatever became of the step."""
         self._fan_out.leave_step()
         self._inside = False
+
+    def _loads(self) -> None:
+        """The optimizer is about to take another's state, and a step of before counts no more:
+        ``torch.distributed.checkpoint`` takes one at a rate of zero, to make room for the state."""
+        self.restore()
+        self.forget()
 
     def remove(self) -> None:
         """Leave the optimizer alone from now on."""

@@ -21,8 +21,10 @@ from hdet.loop.training_loss import TrainingLoss, mean_losses, sample_of
 
 __all__ = ["Gathered", "Meeting"]
 
-#: A row begins with step, round and distance, then the five numbers of a training loss.
-_LOSS_AT, _MEASURED_AT = 3, 8
+#: A row begins with step, round and distance, the five numbers of a training loss and optimizer steps.
+_LOSS_AT, _TAKEN_AT, _MEASURED_AT = 3, 8, 9
+#: Replicas may take unlike numbers of steps, since a GradScaler skips some, by this share of them.
+_UNLIKE = 0.25
 _Row = Sequence[float | Tensor]
 
 
@@ -30,14 +32,15 @@ _Row = Sequence[float | Tensor]
 class Gathered:
     """What is known after a sync; ``divergence`` alone is this rank's own.
 
-    ``losses``, ``distances`` and ``predicted`` distances (NaN where nothing predicts them) are of every
-    replica, ``training`` of all together; ``rows`` has, for each policy that judges, what it measured on
-    every replica; ``events`` are to be logged, ``began_apart`` whether the round began with weights that
-    differed."""
+    Optimizer steps ``taken``, ``losses``, ``distances`` and ``predicted`` distances (NaN where nothing
+    predicts them) are of every replica, ``training`` of all together; ``rows`` has, for each policy that
+    judges, what it measured on every replica; ``events`` are to be logged, ``began_apart`` whether the round
+    began with weights that differed."""
 
     divergence: Measured
     distances: tuple[float, ...]
     predicted: tuple[float, ...]
+    taken: tuple[float, ...]
     losses: tuple[float, ...]
     training: Sample
     rows: list[list[list[float]]]
@@ -73,8 +76,11 @@ class Meeting:
         #: The norms of every rank, if gathered already: on gradients of their own they come with the losses.
         self._norms: list[list[float]] = []
 
-    def sync(self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy]) -> Gathered:
-        """Meet. A collective: every rank calls it after the same step."""
+    def sync(
+        self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy], taken: int
+    ) -> Gathered:
+        """Meet, after so many optimizer steps were ``taken``. A collective: every rank calls it after the
+        same step."""
         events = self._compare("sync", steps, round)
         began_apart = self._agreement.check_start()
         where = f"{self._caller}.step: step {steps}: the probe"
@@ -89,9 +95,10 @@ class Meeting:
             at_mean = self._measure(where, [(policy, policy.at_mean) for policy in judging])
         measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
         row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
+        row += [float(taken)]
         row += [value for own in measured for value in own]
         rows = self._replicas.gather(row)
-        losses = [row[_LOSS_AT:_MEASURED_AT] for row in rows]
+        losses = [row[_LOSS_AT:_TAKEN_AT] for row in rows]
         predicted = (math.nan,) * len(rows)
         if self._collinear:
             predicted = predicted_distances(self._fan_out.multipliers, divergence.displacements)
@@ -100,6 +107,7 @@ class Meeting:
             divergence=divergence,
             distances=tuple(row[2] for row in rows),
             predicted=predicted,
+            taken=tuple(row[_TAKEN_AT] for row in rows),
             losses=mean_losses(losses),
             training=sample_of(losses),
             rows=_of_each([row[_MEASURED_AT:] for row in rows], [len(own) for own in measured]),
@@ -113,10 +121,22 @@ class Meeting:
         if self._diverges:
             distances = seen.distances, seen.predicted, seen.divergence.rounding
             found = self._watch(steps, seen.losses, *distances, began_apart=seen.began_apart, shares=shares)
-            return found | overwritten(self._fan_out.axes)
+            return found | overwritten(self._fan_out.axes) | self._unlike_steps(seen.taken)
         # Where buffers are averaged, a replica that has lost one takes the others'.
         lost = self._converge.lost_buffers()
         return lost_buffers(lost) if lost else {}
+
+    def _unlike_steps(self, taken: Sequence[float]) -> dict[str, str]:
+        """Where every call of ``step()`` counts, nothing else tells that a rank calls it too often or too
+        rarely; its own warning is not logged, but on rank 0."""
+        least, most = min(taken), max(taken)
+        if not self._own_gradients or most - least <= max(1, _UNLIKE * most):
+            return {}
+        return {
+            "unlike steps": f"since the last sync replica {taken.index(least)} took {least:.0f} optimizer "
+            f"steps, and replica {taken.index(most)} {most:.0f}: on every rank, call step() once after every "
+            "optimizer.step()"
+        }
 
     def converge(self, steps: int, round: int, training: TrainingLoss) -> tuple[str, ...]:
         """Average within a round (Eq. 3); what to log of it. A collective."""

@@ -3,11 +3,13 @@ they train."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -15,15 +17,20 @@ from hdet.replicas import is_flat, state_of
 
 __all__ = [
     "JointOptimizer",
+    "check_trains",
     "checksum",
     "describe",
     "every_parameter",
+    "names_of",
+    "outside",
     "parts_of",
     "trained_parameters",
     "unwrapped",
 ]
 
 _EXACT_INTEGERS = 1 << 53
+#: What wrappers (DDP, torch.compile, FSDP, activation checkpointing) put before the names of a model.
+_WRAPPERS = re.compile(r"(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 def unwrapped(caller: str, optimizer: object) -> Optimizer:
@@ -122,6 +129,33 @@ def trained_parameters(optimizer: Optimizer) -> list[list[Tensor]]:
         [parameter for parameter in group["params"] if parameter.requires_grad]
         for group in optimizer.param_groups
     ]
+
+
+def check_trains(caller: str, optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise ValueError unless the optimizer trains this very model."""
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ValueError(
+            f"{caller}: the model's parameters must have their shapes, and some are lazy ones that have none "
+            "yet; run one batch through the model first, then make the optimizer"
+        )
+    if len(outside(optimizer, model)) == sum(1 for _ in model.parameters()):
+        raise ValueError(
+            f"{caller}: the optimizer must train the model, and none of the {type(model).__name__}'s "
+            "parameters are in its groups: it is a copy, the optimizer is another's, or it has partitions of "
+            "its own (DeepSpeed, Megatron); make the optimizer of the model that is given here"
+        )
+
+
+def outside(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters that are in no group of the optimizer, by name."""
+    held = {id(parameter) for parameter in every_parameter(optimizer)}
+    return {name: p for name, p in model.named_parameters() if id(p) not in held}
+
+
+def names_of(parameters: Iterable[Tensor], model: nn.Module | None) -> list[str]:
+    """The model's names for them, however it is wrapped; "" for what it does not have."""
+    named = {} if model is None else {id(p): _WRAPPERS.sub("", name) for name, p in model.named_parameters()}
+    return [named.get(id(parameter), "") for parameter in parameters]
 
 
 def checksum(tensors: Iterable[Tensor]) -> float:

@@ -211,6 +211,8 @@ class Owner:
             was = saved.get(name, value)
             if name in free or value == was:
                 continue
+            if name == "parameter names" and sorted(value) != sorted(was):
+                continue  # renamed; in another order, layers would be written into each other's places
             if isinstance(value, list) and len(value) == len(was):
                 first = next(i for i, pair in enumerate(zip(value, was, strict=True)) if pair[0] != pair[1])
                 name, value, was = f"{name} (number {first})", value[first], was[first]

@@ -72,7 +72,7 @@ def test_the_best_that_was_offered_is_loaded() -> None:
     assert not at.offer(9.0, 3)
     assert at.weights.best == Best(2, "mean", 2 / 3)
     assert math.isnan(at.weights.best.estimate)
-    best = at.weights.finish_(99)
+    best = at.weights.finish_()
     assert best is not None
     assert (best.step, best.kind, best.loss) == (2, "mean", 2 / 3)
     assert at.place == 2.0
@@ -84,8 +84,8 @@ def test_one_half_chooses_and_the_other_alone_estimates() -> None:
     assert at.looked_at == [1.0, 2.0, 3.0]
     at.looked_at.clear()
     at.go(50.0)
-    best = at.weights.finish_(99)
-    assert at.looked_at == [4.0, 10.0, 20.0]
+    best = at.weights.finish_()
+    assert at.looked_at == [1.0, 2.0, 3.0, 4.0, 10.0, 20.0]  # what chose is compared with the choice
     losses = [2.0, 8.0, 18.0]
     assert best is not None
     assert best.estimate == pytest.approx(statistics.fmean(losses))
@@ -103,25 +103,59 @@ def test_the_first_few_batches_alone_can_be_measured() -> None:
 def test_without_other_batches_there_is_no_estimate(batches: list[float]) -> None:
     at = Recorded(batches)
     at.offer(2.0, 1)
-    best = at.weights.finish_(99)
+    best = at.weights.finish_()
     assert best is not None
     assert best.loss == 1.0
     assert math.isnan(best.estimate)
     assert math.isnan(best.error)
 
 
+def test_an_empty_batch_has_no_part_in_the_estimate(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(2, 1)
+    batches = [torch.ones(4, 2), torch.ones(3, 2), torch.zeros(0, 2), torch.full((4, 2), 2.0)]
+    for batch, known in ((torch.zeros(0, 2), True), (torch.full((1, 2), math.nan), False)):
+        probe = Probe(lambda x: model(x).square().mean(), [*batches[:2], batch, batches[3]], model=model)
+        keeper = BestWeights(probe, model, list(model.parameters()), SoloReplica(), offload=False)
+        keeper.offer(Candidate(1, "mean", tuple(keeper.measure())), dict(enumerate(model.parameters())))
+        best = keeper.finish_()
+        assert best is not None
+        assert math.isfinite(best.estimate) == known
+        assert ("there is no estimate: the loss" in caplog.text) != known
+
+
 def test_of_one_batch_the_estimate_has_no_error() -> None:
     at = Recorded([1.0, 4.0])
     at.offer(2.0, 1)
-    best = at.weights.finish_(99)
+    best = at.weights.finish_()
     assert best is not None
     assert best.estimate == 2.0
     assert math.isnan(best.error)
 
 
+@pytest.mark.parametrize(("scale", "warned"), [(1.0, False), (1.2, False), (3.0, True), (math.nan, True)])
+def test_weights_that_are_not_what_was_chosen_are_told(
+    scale: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = Recorded(BATCHES)
+    at.offer(4.0, 1)
+    at.offer(2.0, 2)
+    at.probe.loss_fn = lambda batch: scale * at.loss(batch)
+    with caplog.at_level(logging.WARNING, "hdet"):
+        at.weights.finish_()
+    assert ("was 0.6667 when they were chosen" in caplog.text) == warned
+
+
+def test_the_end_is_loaded_although_training_went_on() -> None:
+    at = Recorded(BATCHES)
+    at.offer(2.0, 99, "end")
+    at.go(50.0)
+    at.weights.finish_()
+    assert at.place == 2.0
+
+
 def test_nothing_offered_loads_nothing() -> None:
     at = Recorded(BATCHES)
-    assert at.weights.finish_(99) is None
+    assert at.weights.finish_() is None
     assert at.weights.bytes() == 0
 
 
@@ -129,7 +163,7 @@ def test_weights_that_are_not_finite_are_not_loaded() -> None:
     at = Recorded(BATCHES)
     at.offer(2.0, 1)
     assert not at.offer(math.nan, 2, "end")
-    at.weights.finish_(99)
+    at.weights.finish_()
     assert at.place == 2.0
 
 
@@ -152,7 +186,7 @@ class Beside(SoloReplica):
 def test_ranks_pool_unlike_numbers_of_batches(others: tuple[float, ...]) -> None:
     at = Recorded(BATCHES, replicas=Beside(*others))
     at.offer(2.0, 1)
-    best = at.weights.finish_(99)
+    best = at.weights.finish_()
     pooled = [2.0, 8.0, 18.0, *others]
     assert best is not None
     assert best.estimate == pytest.approx(statistics.fmean(pooled))
@@ -162,7 +196,7 @@ def test_ranks_pool_unlike_numbers_of_batches(others: tuple[float, ...]) -> None
 def test_a_rank_without_an_estimate_takes_that_of_the_others() -> None:
     at = Recorded([1.0], replicas=Beside(4.0, 6.0))
     at.offer(2.0, 1)
-    best = at.weights.finish_(99)
+    best = at.weights.finish_()
     assert best is not None
     assert (best.estimate, best.error) == pytest.approx((5.0, 1.0))
 
@@ -170,7 +204,7 @@ def test_a_rank_without_an_estimate_takes_that_of_the_others() -> None:
 def test_a_loss_that_is_lost_on_one_rank_is_known_to_all() -> None:
     at = Recorded(BATCHES, replicas=Beside(math.nan))
     at.offer(2.0, 1)
-    best = at.weights.finish_(99)
+    best = at.weights.finish_()
     assert best is not None
     assert math.isnan(best.estimate)
 
@@ -180,7 +214,7 @@ def test_ranks_that_are_alike_estimate_alike() -> None:
     for replicas in (SoloReplica(), Alike(size=3)):
         at = Recorded(BATCHES, replicas=replicas)
         at.offer(2.0, 1)
-        best.append(at.weights.finish_(99))
+        best.append(at.weights.finish_())
     assert best[0] is not None
     assert best[1] is not None
     assert best[0].estimate == pytest.approx(best[1].estimate)
@@ -209,7 +243,7 @@ def test_statistics_of_a_mean_are_recomputed_and_those_of_an_iterate_kept(kind: 
         inputs = torch.stack([model[0](x).mean(0) for x in batches[:3]]).mean(0)
         model[0].weight.add_(1)  # type: ignore[operator]
         model[1].running_mean.fill_(100.0)  # type: ignore[union-attr, operator]
-    best = keeper.finish_(99)
+    best = keeper.finish_()
     torch.testing.assert_close(model[1].running_mean, inputs if kind == "mean" else stood)
     model.eval()
     with torch.no_grad():
@@ -236,9 +270,60 @@ def test_a_mean_is_loaded_with_its_statistics_to_a_model_in_eval_mode() -> None:
     losses = tuple(keeper.measure_deployed(refresh=True))
     keeper.offer(Candidate(1, "mean", losses), dict(enumerate(model.parameters())))
     model.eval()
-    keeper.finish_(99)
+    keeper.finish_()
     with torch.no_grad():
         assert tuple(model(x).square().mean().item() for x in batches[:3]) == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_statistics_that_were_frozen_before_the_choice_are_not_recomputed(saved: bool) -> None:
+    model, keeper, batches = normed()
+    losses = tuple(keeper.measure_deployed(refresh=True))
+    keeper.offer(Candidate(1, "mean", losses), dict(enumerate(model.parameters())))
+    model[1].eval()
+    with torch.no_grad():
+        model[1].running_mean.fill_(5.0)  # type: ignore[union-attr, operator]
+        model[0].weight.zero_()
+        model[0].bias.fill_(5.0)
+    losses = tuple(keeper.measure_deployed(refresh=True))
+    keeper.offer(Candidate(2, "mean", losses), dict(enumerate(model.parameters())))
+    if saved:
+        state = there_and_back(keeper.state_dict())
+        keeper = BestWeights(keeper.probe, model, list(model.parameters()), SoloReplica(), offload=False)
+        keeper.load_state_dict(state)
+    model.train()
+    best = keeper.finish_()
+    model.eval()
+    with torch.no_grad():
+        assert best is not None
+        assert best.step == 2
+        assert tuple(model(x).square().mean().item() for x in batches[:3]) == losses
+
+
+# ---------------------------------------------------------------------- other batches
+
+
+def test_losses_of_other_batches_are_forgotten() -> None:
+    torch.manual_seed(0)
+    model, held = nn.Linear(2, 1), list(torch.randn(8, 4, 2))
+    labelled = [{"x": x, "y": x.sum(1)} for x in held]
+    other = [{"x": x, "y": -x.sum(1)} for x in held]
+
+    def keeper_of(batches: list[Any]) -> BestWeights:
+        probe = Probe(lambda b: (model(b["x"]).squeeze(1) - b["y"]).square().mean(), batches, model=model)
+        return BestWeights(probe, model, list(model.parameters()), SoloReplica(), offload=False)
+
+    first = keeper_of(labelled)
+    assert not first.batches_changed([first.mark()])
+    first.offer(Candidate(1, "mean", tuple(first.measure())), dict(enumerate(model.parameters())))
+    state = there_and_back(first.state_dict())
+    for batches, changed in ((deepcopy(labelled), False), (other, True)):
+        resumed = keeper_of(batches)
+        resumed.load_state_dict(state)
+        assert resumed.best is not None
+        assert resumed.batches_changed([resumed.mark()]) == changed
+        assert (resumed.best is None) == changed
+        assert not resumed.batches_changed([resumed.mark()])
 
 
 # ---------------------------------------------------------------------- saving
@@ -258,7 +343,7 @@ def test_a_saved_keeper_goes_on(offered: int) -> None:
     assert at.offer(2.2, 9) == other.offer(2.2, 9)
     for each in (at, other):
         each.go(77.0)
-    assert at.weights.finish_(99) == other.weights.finish_(99)
+    assert at.weights.finish_() == other.weights.finish_()
     assert at.place == other.place
 
 
@@ -449,7 +534,7 @@ def test_a_state_is_the_copy_itself() -> None:
 def searched_through(means: Sequence[float], *, patience: int | None = 3) -> tuple[Incumbent, list[bool]]:
     """One that was offered windows of these losses, and whether it was behind after each."""
     kept = Recorded([0.0] * 8)
-    incumbent = Incumbent(kept.weights, patience, 0.1, deployed=False)
+    incumbent = Incumbent(kept.weights, patience, 0.1)
     behind = []
     for step, mean in enumerate(means):
         losses = [mean + 1e-3 * k for k in range(4)]

@@ -17,7 +17,7 @@ from hdet import AutoLR, Probe
 from hdet.autolr.policy import Factors
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.autolr.schedule import SHAPES, WarmStableDecay
-from tests.unit.training import OPTIMIZERS, Training, network, probe_of, searched, train
+from tests.unit.training import OPTIMIZERS, Training, X, batch, loss_of, network, probe_of, searched, train
 
 pytestmark = pytest.mark.usefixtures("same_seed")
 
@@ -107,6 +107,30 @@ def test_a_schedule_that_falls_at_once_is_said_to_end_the_search(caplog: pytest.
     assert "the search for its size ends" in caplog.text
 
 
+# ---------------------------------------------------------------------- another probe
+
+
+def test_a_run_resumed_with_another_probe_compares_with_its_losses_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = Training().run(120)
+    kept = before.auto.best
+    assert kept is not None
+    resumed = Training(auto=False)
+    resumed.attach = lambda: None  # type: ignore[method-assign]
+    probe = Probe(
+        lambda x: 10 * loss_of(resumed.model, x), lambda k: batch(90_000 + k, 256), model=resumed.model
+    )
+    resumed.auto = AutoLR(resumed.optimizer, probe=probe, **resumed.settings)
+    resumed.load(before.save()).run(200)
+    best = resumed.auto.finish_()
+    assert best is not None
+    # On the old losses, a tenth of these, nothing would ever have been better.
+    assert best.step > 120
+    assert best.loss > kept.loss
+    assert caplog.text.count("other batches than before the run was resumed") == 1
+
+
 # ---------------------------------------------------------------------- groups
 
 
@@ -160,6 +184,47 @@ def test_nothing_to_train_is_refused() -> None:
         AutoLR(AdamW(model.parameters()), total_steps=100, probe=probe_of(model))
 
 
+def test_what_led_back_is_said_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """A weight that no batch of the probe uses is lost: its loss has not risen."""
+    model = network()
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    optimizer = SGD(model.parameters(), 0.1)
+    auto = AutoLR(optimizer, total_steps=100, probe=probe_of(model))
+
+    def lose(i: int) -> None:
+        if i == 44:
+            with torch.no_grad():
+                model.unused.fill_(math.inf)  # type: ignore[operator, union-attr]
+
+    train(model, optimizer, auto, 60, at=lose)
+    (said,) = [record.message for record in caplog.records if "back to the weights" in record.message]
+    assert "the last weights, or the probe's loss at them, are not finite: back to the weights of" in said
+
+
+# ---------------------------------------------------------------------- half of a model
+
+
+def half(second: SGD | None, at: int = 0) -> None:
+    """AutoLR has an optimizer of the first layer; the ``second`` one steps beside it from step ``at`` on."""
+    model = network()
+    second = SGD(model[2].parameters(), 0.01) if second is None else second
+    optimizer = SGD(model[0].parameters(), 0.1)
+    auto = AutoLR(optimizer, total_steps=100, probe=probe_of(model))
+    train(model, optimizer, auto, 60, at=lambda i: second.step() if i >= at else None)
+
+
+@pytest.mark.parametrize("at", [0, 40])
+def test_another_optimizer_on_the_same_model_is_refused(at: int) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"2 parameters have changed .* such as '2\.weight'.*all optimizers"
+    ):
+        half(None, at)
+
+
+def test_what_is_left_as_it_is_needs_no_optimizer() -> None:
+    half(SGD([nn.Parameter(torch.ones(1))], 0.01))
+
+
 # ---------------------------------------------------------------------- weights
 
 
@@ -176,13 +241,49 @@ def test_the_usual_rate_of_bfloat16_weights_is_that_of_float32() -> None:
             return nn.functional.cross_entropy(model(batch).float(), batch[:, 0] % 5)
 
         auto = hdet.AutoLR(optimizer, probe=hdet.Probe(loss, held_out, model=model), total_steps=400)
-        for batch in words:
-            loss(batch).backward()
+        for some in words:
+            loss(some).backward()
             optimizer.step()
             optimizer.zero_grad()
             auto.step()
         usual[dtype] = auto._horizon._states[0].usual
     assert usual[torch.bfloat16] == pytest.approx(usual[torch.float32], rel=0.5)
+
+
+@pytest.mark.parametrize("width", [8, 70_000])
+def test_complex_weights(width: int) -> None:
+    torch.manual_seed(0)
+    model = nn.ParameterList([nn.Parameter(torch.randn(width, dtype=torch.cfloat))])
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        away = next(model.parameters()) - x[0, 0] * 0.1 - 1j
+        return (away * away.conj()).real.mean()
+
+    auto = AutoLR(optimizer, total_steps=100, probe=probe_of(model, loss))
+    train(model, optimizer, auto, 100, loss=loss)
+    auto.load_state_dict(auto.state_dict())
+    best = auto.finish_()
+    assert best is not None
+    assert best.estimate < 0.3 < loss(nn.ParameterList([torch.zeros(1)]), X[0]).item()
+
+
+@pytest.mark.parametrize("at", [0, 13, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_cast_after_construction_is_refused(dtype: torch.dtype, at: int) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+
+    auto = AutoLR(optimizer, total_steps=100, probe=probe_of(model, cast_loss))
+    with pytest.raises(TypeError, match=rf"some were torch.float32 on cpu .*, and are {dtype} on cpu; call"):
+        train(model, optimizer, auto, 60, loss=cast_loss, at=lambda i: model.to(dtype) if i == at else None)
+    assert auto.steps < at + 20
+
+
+def cast_loss(model: nn.Module, x: Tensor) -> Tensor:
+    """In whatever type the weights have."""
+    y = model(x.to(next(model.parameters()).dtype))
+    return (y - x.sum(1, keepdim=True)).square().mean()
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])

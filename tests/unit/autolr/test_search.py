@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, lr_scheduler
 
+import hdet
 from hdet import AutoLR, Probe
 from hdet.autolr import search
 from hdet.autolr.search import shortest_window
@@ -24,6 +26,22 @@ def test_lbfgs_is_refused() -> None:
         AutoLR(LBFGS(model.parameters()), probe=probe_of(model))
     with pytest.raises(TypeError, match="got LBFGS"):
         AutoLR([SGD(model[0].parameters(), 0.1), LBFGS(model[2].parameters())], probe=probe_of(model))
+
+
+@pytest.mark.parametrize("door", [AutoLR, hdet.AutoTune, hdet.Guard])
+def test_an_optimizer_of_another_copy_is_refused(door: Any) -> None:
+    model = network()
+    copied = deepcopy(model)
+    options = {"model": model} if door is hdet.Guard else {"probe": probe_of(model)}
+    with pytest.raises(ValueError, match=r"must train the model, and none of the Sequential's parameters"):
+        door(SGD(copied.parameters(), 0.1), **options)
+    door(SGD(model[2].parameters(), 0.1), **options)
+
+
+def test_a_lazy_model_is_refused() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    with pytest.raises(ValueError, match=r"must have their shapes, .* run one batch through the model first"):
+        AutoLR(SGD(model.parameters(), 0.1), probe=probe_of(model), total_steps=40)
 
 
 class ScheduleFree(SGD):
@@ -169,6 +187,23 @@ def test_a_run_that_did_not_says_so(caplog: pytest.LogCaptureFixture) -> None:
     assert best.kind == "start"
     assert f"was {best.loss:.4g} at the start" in message
     assert "finish_() loads the start of step" in message
+
+
+def test_a_run_that_explodes_in_its_last_window_warns(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    auto = AutoLR(optimizer, probe=probe_of(model), total_steps=100)
+
+    def explode(i: int) -> None:
+        if i == 99:
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(50)
+
+    train(model, optimizer, auto, 100, at=explode)
+    (said,) = [r for r in caplog.records if "the run ended above its start" in r.message]
+    assert said.levelname == "WARNING"
+    assert "finish_() loads the mean of step" in said.message
 
 
 def test_a_run_that_is_broken_off_says_it_at_its_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from hdet.autolr.snapshot import Copies, Snapshot, copy_into, copy_of, empty_cop
 from hdet.history import SyncRecord
 from tests.fakes import Alike
 from tests.states import there_and_back
-from tests.unit.training import X, fixed_windows, probe_of, squared
+from tests.unit.training import Training, X, fixed_windows, probe_of, squared
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -313,6 +313,18 @@ def test_steps_that_were_undone_are_not_travelled() -> None:
     for previous, now in ((2, 3), (3, 5)):
         travelled = (4.5 * lrs[previous] + 5.5 * lrs[now]) / 10 * 100_000
         assert seen[now].horizon[0].speed == pytest.approx(travelled, rel=1e-2)
+
+
+def test_moments_that_are_lost_are_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    """The weights are sound, and Adam would move them no more."""
+    run = Training().run(100)
+    for kept in run.optimizer.state.values():
+        kept["exp_avg_sq"].fill_(math.inf)
+    run.run(200)
+    assert [record.step for record in run.records if record.horizon[0].action == "back"] == [103]
+    assert "the optimizer's state became infinite or NaN" in caplog.text
+    assert run.records[-1].horizon[0].loss_end < 0.8 * run.records[7].horizon[0].loss_end
+    assert all(kept["exp_avg_sq"].isfinite().all() for kept in run.optimizer.state.values())
 
 
 def test_there_are_five_rollbacks_in_a_row_at_most() -> None:

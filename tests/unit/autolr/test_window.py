@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
+import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import deepcopy
+from types import FrameType
 
 import pytest
 import torch
@@ -111,8 +115,50 @@ def test_a_window_broken_off_goes_on(at: int) -> None:
         assert torch.equal(a, b)
 
 
+class Interruption:
+    """Ctrl-C at the n-th line that is executed."""
+
+    def __init__(self, line: int) -> None:
+        self._line, self.lines = line, 0
+
+    def __call__(self, _: FrameType, event: str, __: object) -> Interruption:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self._line:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_ctrl_c_at_any_line_leaves_the_weights_in_the_model(dtype: torch.dtype) -> None:
+    weights = [torch.full((3,), float(k), dtype=dtype) for k in range(2)]
+    kept = deepcopy(weights)
+    line = interrupted = 0
+    while True:
+        loop = loop_of(weights, 4)
+        loop.mean.add(0)
+        for mean in loop.mean.tensors:
+            mean.add_(1)
+        averaged = deepcopy(loop.mean.tensors)
+        line, interruption = line + 1, Interruption(line + 1)
+        before = sys.gettrace()
+        try:
+            sys.settrace(interruption)
+            loop.at_mean(lambda: None)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+            torch.set_grad_enabled(True)  # torch.no_grad itself does not see Ctrl-C between its lines
+        assert all(map(torch.equal, weights, kept)), line
+        assert all(map(torch.equal, loop.mean.tensors, averaged)), line
+        if interruption.lines < line:
+            break
+    assert interrupted > 20
+
+
 def loop_of(weights: list[Tensor], steps: int) -> WindowLoop:
-    loop = WindowLoop(Clock(Windows(first=steps)))
+    loop = WindowLoop(Clock(Windows(first=steps)), "AutoLR")
     loop.follow([weight.requires_grad_() for weight in weights])
     loop.clock.begin(0)
     loop.open()

@@ -16,6 +16,7 @@ from hdet.cli import app
 from hdet.cli.demo_runs import Outcome, replicas_sentence
 from hdet.cli.machine_check import Measured
 from hdet.cli.watch import drawn, sparkline
+from hdet.loop.state import digest
 from hdet.report.alerts import Alert
 from tests.browser.histories import nothing_finite, save, whole
 from tests.unit.cli.surface import LISTING, surface
@@ -149,6 +150,18 @@ def test_doctor_finds_that_replicas_can_diverge():
 
 
 @pytest.mark.slow
+def test_doctor_prints_no_control_characters(tmp_path):
+    save_run(tmp_path / "run", model=torch.nn.Linear(2, 1))
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    manifest.pop("digest")
+    manifest["hdet"] = "\x1b[2J\x07"
+    text = json.dumps({**manifest, "digest": digest(manifest)})
+    (tmp_path / "run" / "manifest.json").write_text(text)
+    result = run(app, ["doctor", str(tmp_path / "run")])
+    assert result.exit_code == 0
+    assert "hdet ?[2J?" in result.output
+
+
 def test_doctor_under_torchrun_measures_the_ranks_it_was_started_with():
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hdet", "doctor"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}

@@ -66,5 +66,5 @@ def test_a_quiet_step_and_a_sync_make_few_calls() -> None:
     assert median(sum(found.values()) for found in last) <= 22
     assert median(len(found) for found in last) <= 10
     assert max(sum(found.values()) for found in last) <= 30, "four times in a window it looks at the weights"
-    assert sum(syncs[-1].values()) <= 286
+    assert sum(syncs[-1].values()) <= 300
     assert len(syncs[-1]) <= 29

@@ -205,7 +205,7 @@ def test_replicas_are_compared_once_where_they_began() -> None:
 
 def test_two_searches_that_step_in_turn_are_refused_when_windows_end() -> None:
     model = network()
-    optimizers = [SGD(model[0].parameters(), 0.1), SGD(model[2].parameters(), 0.1, momentum=0.9)]
+    optimizers = [SGD(model.parameters(), 0.1), SGD(model.parameters(), 0.1, momentum=0.9)]
     autos = [AutoLR(optimizer, probe=probe_of(model), total_steps=100) for optimizer in optimizers]
 
     def steps(count: int) -> None:

@@ -6,6 +6,7 @@ import enum
 import io
 import json
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -167,6 +168,27 @@ def test_other_parameters_in_training_are_refused() -> None:
     again.model[0].weight.requires_grad_(False)
     again.door = hdet.AutoLR(again.optimizer, probe=again.door._horizon._probe, total_steps=400)
     again.refuses(state, "trained must be as it was when the state was saved")
+
+
+def test_parameters_in_another_order_are_refused() -> None:
+    """Of equal shapes, which nothing else could tell apart."""
+
+    def made(order: tuple[int, ...]) -> tuple[nn.Sequential, hdet.AutoLR]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1))
+        data = torch.randn(20, 8, 3)
+        probe = hdet.Probe(lambda x: model(x).square().mean(), data, model=model)
+        optimizer = SGD([p for i in order for p in model[i].parameters()], lr=0.1)
+        return model, hdet.AutoLR(optimizer, probe=probe, total_steps=100)
+
+    _, auto = made((0, 1, 2))
+    with pytest.raises(
+        ValueError, match=r"parameter names \(number 0\) must be as .* 0\.weight, got 1\.weight"
+    ):
+        made((1, 0, 2))[1].load_state_dict(auto.state_dict())
+    wrapped, again = made((0, 1, 2))
+    again._cycle._model = nn.Sequential(OrderedDict(module=wrapped))  # as DDP calls them
+    again.load_state_dict(auto.state_dict())
 
 
 def _without_first(parameters: Any) -> list[nn.Parameter]:
@@ -350,6 +372,16 @@ def test_the_probes_seed_is_in_the_state() -> None:
     two.door._horizon._probe._seed = 7
     two.door.load_state_dict(one.state())
     assert two.door._horizon._probe._seed == one.door._horizon._probe._seed
+
+
+def test_a_step_before_the_optimizer_was_loaded_is_no_step(caplog: pytest.LogCaptureFixture) -> None:
+    """As torch.distributed.checkpoint takes one, to make room for the optimizer's state."""
+    made = Made("AutoLR").train(15)
+    saved = deepcopy(made.optimizer.state_dict())
+    made.optimizer.step()
+    made.optimizer.load_state_dict(saved)
+    made.state()
+    assert "called after optimizer.step()" not in caplog.text
 
 
 def test_a_step_that_is_not_counted_yet_is_told(caplog: pytest.LogCaptureFixture) -> None:

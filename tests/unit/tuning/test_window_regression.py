@@ -160,7 +160,7 @@ def incumbent() -> Incumbent:
     probe = hdet.Probe(lambda x: model(x).mean(), [torch.ones(1, 2)] * 8, model=model)
     weights = [p.detach() for p in model.parameters()]
     best = BestWeights(probe, model, weights, SoloReplica(), offload=True)
-    return Incumbent(best, 3, 0.1, deployed=False)
+    return Incumbent(best, 3, 0.1)
 
 
 def offer(best: Incumbent, step: int, loss: float, *, moved: bool) -> None:
