@@ -363,7 +363,7 @@ class Horizon(Policy):
         rose = f"the probe's loss rose from {mean_of(worst.previous):.4g} to {mean_of(worst.mean):.4g}"
         if mean_of(worst.mean) <= mean_of(worst.previous):
             rose = "the last weights, or the probe's loss at them, are not finite"
-        if plan.lost:
+        if plan.lost and all(map(math.isfinite, worst.end)):
             rose = (
                 "the optimizer's state became infinite or NaN (as by a gradient above 1e19, whose square "
                 "Adam keeps in float32)"
