@@ -361,9 +361,10 @@ class Horizon(Policy):
         total, in_a_row = (max(getattr(s, n) for s in after) for n in ("total_backs", "backs"))
         worst = plan.windows[backs.index(True)]
         rose = f"the probe's loss rose from {mean_of(worst.previous):.4g} to {mean_of(worst.mean):.4g}"
-        if mean_of(worst.mean) <= mean_of(worst.previous):
+        ends = all(map(math.isfinite, worst.end))
+        if mean_of(worst.mean) <= (mean_of(worst.previous) if ends else math.inf):
             rose = "the last weights, or the probe's loss at them, are not finite"
-        if plan.lost and all(map(math.isfinite, worst.end)):
+        if plan.lost and ends:
             rose = (
                 "the optimizer's state became infinite or NaN (as by a gradient above 1e19, whose square "
                 "Adam keeps in float32)"
