@@ -193,20 +193,20 @@ def test_rows_with_batch_norm_are_handed_over_with_statistics_that_fit() -> None
 
 def test_one_replica_tries_values_in_turn_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hdet"):
-        run = Run(1, steps=1200)
+        run = Run(1, steps=2400)
     standing(run.tune)
     assert (
         "one replica alone tries weight_decay, dropout, label_smoothing in turn, and decides every 8"
         in caplog.text
     )
     assert "with 4 replicas or more" in caplog.text
-    records = records_of(run, 0, 1200)
-    searched = [r.hyperparameters[1:] for r in records if r.step <= 900 and r.horizon[0].action != "back"]
+    records = records_of(run, 0, 2400)
+    searched = [r.hyperparameters[1:] for r in records if r.step <= 1800 and r.horizon[0].action != "back"]
     assert all(h.values[0] != h.base_before for row in searched for h in row), "every window tries something"
     moved = [i for i, row in enumerate(searched) if any(h.base_after != h.base_before for h in row)]
     assert moved
     assert all(j - i >= windows_in_turn(3) for i, j in pairwise(moved))
-    assert all(h.values[0] == h.base_before for r in records if r.step > 900 for h in r.hyperparameters[1:])
+    assert all(h.values[0] == h.base_before for r in records if r.step > 1800 for h in r.hyperparameters[1:])
     assert run.tune.finish_() is not None
 
 
