@@ -10,7 +10,7 @@ from hdet.removed import MOVED
 
 # Frameworks are not installed to document what meets them.
 integrations.require = lambda package, floor: None  # type: ignore[assignment]
-autodoc_mock_imports = ["transformers", "accelerate", "lightning"]
+autodoc_mock_imports = ["transformers", "accelerate", "lightning", "torchmetrics"]
 
 project, author, copyright = "hdet", "The hdet maintainers", "The hdet maintainers, Apache-2.0"
 version = release = hdet.__version__
