@@ -259,9 +259,9 @@ def test_without_validation_training_batches_are_set_aside(caplog: pytest.LogCap
     caplog.set_level(logging.INFO, "hdet")
     ours, notes = HDETCallback(), Notes()
     _, said = fitted(ours, notes)
-    assert ours.auto.steps == ours.auto.total_steps == 4 * 12, "20 batches an epoch, less 8"
+    assert ours.auto.steps == ours.auto.total_steps == 4 * 16, "20 batches an epoch, less 4"
     assert ours.auto.finished
-    assert len(notes.rows) == 96
+    assert len(notes.rows) == 128
     assert any("8 batches that are set aside from the training data" in line for line in said)
 
 
@@ -277,7 +277,7 @@ def test_a_datamodule_is_asked_once_and_its_loader_gets_smaller() -> None:
     ours, notes, data = HDETCallback("autotune"), Notes(), Source()
     runs.trainer(ours, notes).fit(Memorizes(), datamodule=data)
     assert data.asked == 1
-    assert len(notes.rows) == 96
+    assert len(notes.rows) == 128
     assert isinstance(ours.auto, hdet.AutoTune)
 
 
@@ -293,7 +293,7 @@ def set_aside_on(rank: int) -> tuple[int, Tensor]:
 
 def test_two_ranks_train_on_none_of_the_probe(ranks: LocalProcesses) -> None:
     (a, ours), (b, theirs) = ranks.run(set_aside_on, size=2)
-    assert len(a | b) == 96
+    assert len(a | b) == 128
     assert torch.equal(ours, theirs)
 
 
