@@ -4,7 +4,7 @@
 
 Memory is told in multiples of the weights, on the device alone: at rest, at the end of a window, less what a
 forward pass of the probe takes by itself, and while a state is made. Time is told as a share of plain steps,
-and where it goes: at the first step of a window (the way back is copied), at its last (the probe, the best
+and where it goes: at the first step of a window (the copy for a rollback), at its last (the probe, the best
 weights), at all others (the mean), and the first time that the host's memory is asked for, which is once a
 run however long it is. Packing is told as a share of what the device copies in the same time; the collective
 between packing and unpacking is left out.

@@ -309,12 +309,6 @@ class Incumbent:
         #: The lowest losses at any m so far, likewise.
         self.best: list[float] | None = None
 
-    @property
-    def deployed(self) -> bool:
-        """Whether weights are chosen by other losses than windows are compared by, those with running
-        statistics."""
-        return self.weights.probe.has_norms
-
     def forget(self) -> None:
         """Drop the losses that windows are compared with: they are of other weights."""
         self.previous = self.best = None
@@ -410,7 +404,7 @@ class Incumbent:
         weights.load_()
         self._search = weights.choice = replace(weights.choice, behind=0)
         self.previous = list(kept.losses)
-        if self.deployed:  # those are not the losses that windows are compared by
+        if weights.probe.has_norms:  # those are not the losses that windows are compared by
             self.previous = [loss for row in weights.replicas.gather(weights.measure()) for loss in row]
         self._stands, self._returns, self.others_moved = False, self._returns + 1, False
         return kept.step

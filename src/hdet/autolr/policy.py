@@ -108,15 +108,17 @@ class Horizon(Policy):
         }
 
     def describe(self) -> str:
-        trained = sum(weight.numel() * weight.element_size() for weight in self._window.weights)
+        trained, mean = (
+            sum(tensor.numel() * tensor.element_size() for tensor in of)
+            for of in (self._window.weights, self._window.mean.tensors)
+        )
         until = "" if self.windows.last is None else f", the search until step {self.windows.last}"
         # The window's mean is always on the device, the beginning of the run always with the host. The best
         # weights and the window's start are where ``offload`` says.
-        device, host = (1, 3) if self._offload else (3, 1)
+        device, host = (mean, 3 * trained) if self._offload else (mean + 2 * trained, trained)
         return (
-            f"windows of {self.windows.first} steps and more{until}; the probe looks at "
-            f"{self._probe.describe()}; memory beyond training: {_size(device * trained)} on the device, "
-            f"{_size(host * trained)} with the host, and a copy of the optimizer's state"
+            f"windows of {self.windows.first} steps and more{until}; memory beyond training: {_size(device)} "
+            f"on the device, {_size(host)} with the host, and a copy of the optimizer's state"
         )
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:

@@ -5,7 +5,7 @@
     learning_rate: 1e-4  # axolotl asks for one; it is not read
 
 The trainer is axolotl's own with :class:`hdet.integrations.transformers.HDETTrainerMixin` in front, so that
-all that is said there holds: batches set aside for the probe, the best weights in the last checkpoint, an
+it does what that class does: batches set aside for the probe, the best weights in the last checkpoint, an
 early stop that decays first.
 """
 

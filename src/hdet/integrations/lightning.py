@@ -431,9 +431,8 @@ class _StepLoss:
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         with _unlogged(module), self._context():
             outputs = self.step(*((batch, 0) if len(self._arguments) > 1 else (batch,)))
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if not isinstance(loss, Tensor):
-            raise self._error(f"returned {type(loss).__name__} for a batch of the probe")
+        if (loss := _loss_of(outputs)) is None:
+            raise self._error(f"returned {type(outputs).__name__} for a batch of the probe")
         return loss
 
     def _error(self, why: str) -> TypeError:

@@ -102,7 +102,6 @@ def test_a_search_says_what_it_found_and_what_it_takes(caplog: pytest.LogCapture
     assert more == "; ".join(
         [
             "AutoLR: windows of 10 steps and more, the search until step 150",
-            "the probe looks at 4 batches a sync",
             "memory beyond training: 516 bytes on the device, 1.5 kB with the host, and a copy of the "
             "optimizer's state",
         ]
