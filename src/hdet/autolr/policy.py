@@ -41,6 +41,7 @@ from hdet.loop.policy import Before, Context, Decided, Policy, Seen
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
 from hdet.replicas import local
+from hdet.replicas.norms import norm_of
 
 __all__ = ["Factors", "Horizon", "split_rows"]
 
@@ -203,7 +204,8 @@ class Horizon(Policy):
                 self._previous_middle = [float(self._clock.began) for _ in self._states]
             self._elsewhere = self._sums_elsewhere()
             # Only one rank alone may end a window early: several could disagree by a step and deadlock.
-            self._window.open(self._path.size if self._context.replicas.world_size == 1 else 0.0)
+            alone = self._context.replicas.world_size == 1
+            self._window.open(norm_of(self._window.weights) if alone else 0.0)
         if self._fresh:
             self._path.start()
             if self.incumbent.weights.choice.kept is None:

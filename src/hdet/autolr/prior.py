@@ -13,7 +13,7 @@ __all__ = ["likely_rates", "usual_rate"]
 
 #: log10 of the rate at a pace of 1, and by how much it changes for a pace ten times as high;
 #: ``python -m benchmarks.zoo.prior`` fits them.
-_AT_ONE, _SLOPE = -1.52, -0.65
+_AT_ONE, _SLOPE = -1.33, -0.70
 #: In four of five runs on the zoo the tuned rate lay within so many times the one found.
 _LIKELY = 6.0
 

@@ -181,7 +181,7 @@ class HorizonController:
     ('up', 0.2, 8.0)
     """
 
-    tolerance: float = 4.0
+    tolerance: float = 3.0
     growth: float = 1.5
     pull: float = 0.8
     start_speed: float = 2.0

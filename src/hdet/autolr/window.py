@@ -21,7 +21,7 @@ from hdet.autolr.snapshot import copy_into, empty_copy, uninterrupted
 from hdet.loop.policy import Context
 from hdet.loop.state import pieces_of
 from hdet.replicas import Mean, local, shard_offset, shard_positions
-from hdet.replicas.norms import norm_of
+from hdet.replicas.norms import norm_of, norms_of
 
 __all__ = ["Alarm", "WeightPath", "WindowLoop", "WindowMean", "sketch", "sketch_of_shards", "wide_copy"]
 
@@ -33,8 +33,10 @@ _ITERATES = 8
 #: How often the alarm reads the norm of the weights in a window, and how many times its usual size means that
 #: they diverge.
 _LOOKS, _FAR = 4, 100.0
-#: A vector that begins at zero has no norm; it counts as if each of its values were this large.
-_LEAST_SIZE = 0.1
+#: The size that a vector's values are usually given; a matrix's are 1/√(values in a row).
+_USUAL_SIZE = 0.1
+#: A tensor that begins at zero counts as if it had this size, another as at least this share of it.
+_LEAST_SHARE = 0.1
 #: A mean so many times as large as the weights of all replicas is that of a replica that diverged.
 _EXPLODED = 1e3
 
@@ -49,8 +51,8 @@ _AT_ONCE = 1 << 20
 
 #: A sketch of weights, and their norm.
 _Sketch = tuple[Tensor, float]
-#: Tensors by the share with which their squares count.
-_Shared = dict[float, list[Tensor]]
+#: What a tensor is multiplied by: a number, or one for each of its columns.
+_Scale = float | Tensor
 
 
 class WindowLoop:
@@ -261,8 +263,7 @@ class Alarm:
 
     def __init__(self, weights: Sequence[Tensor], size: float, steps: int) -> None:
         self._weights = weights
-        self._limit = _FAR * size
-        self._steps = steps
+        self._size, self._steps = size, steps
         self._stride = max(2, steps // _LOOKS)
         self._taken = 0
         self._seen: tuple[Tensor, torch.cuda.Event | None] | None = None
@@ -283,8 +284,8 @@ class Alarm:
         return lost or (event is None and self._diverged())
 
     def state(self) -> list[float | None]:
-        """Steps of the window, those taken, and the norm seen last."""
-        return [self._steps, self._taken, self._norm()]
+        """The norm and the steps it was made for, those taken, and the norm seen last."""
+        return [self._size, self._steps, self._taken, self._norm()]
 
     def load(self, taken: int, seen: float | None) -> None:
         """Continue within a window."""
@@ -293,7 +294,7 @@ class Alarm:
 
     def _diverged(self) -> bool:
         norm = self._norm()
-        return norm is not None and not norm <= self._limit  # or not a number
+        return norm is not None and not norm <= _FAR * self._size  # or not a number
 
     def _norm(self) -> float | None:
         if self._seen is None:
@@ -327,7 +328,8 @@ class WeightPath:
         self.window = WindowLoop(clock, context.caller)
         self._average: Mean | None = None
         self._parameters: list[Tensor] = []
-        self._least: list[float] = []
+        #: Of each parameter's parts, when it began to be followed.
+        self._first_sizes: list[list[float]] = []
         #: Sketch and norm of p of each optimizer, and of m once it has been measured.
         self._before: list[_Sketch] = []
         self._now: list[_Sketch] = []
@@ -343,7 +345,7 @@ class WeightPath:
     def follow(self) -> bool:
         """Follow what is trained now; whether that has changed. If so, the present weights are p."""
         groups = self._every
-        least = dict(zip(map(id, self._parameters), self._least, strict=True))
+        known = dict(zip(map(id, self._parameters), self._first_sizes, strict=True))
         if not self.window.follow([p for group in groups for p in group]):
             return False
         trained = [[p for p in group if p.requires_grad] for group in groups]
@@ -354,16 +356,18 @@ class WeightPath:
         narrow = {p.dtype for p in self._parameters} & {torch.float16, torch.bfloat16}
         #: Of weights with less than float32's precision.
         self.rounding = max((torch.finfo(dtype).eps for dtype in narrow), default=0.0)
-        usual = self._usual_norms()
-        self._least = [least.get(id(p), norm) for p, norm in zip(self._parameters, usual, strict=True)]
+        sizes = zip(self._parameters, self._measured_sizes(), strict=True)
+        self._first_sizes = [known.get(id(p), now) for p, now in sizes]
         #: Which of the weights each optimizer trains.
         self.spans = [slice(*ends) for ends in pairwise(accumulate(map(len, trained), initial=0))]
+        self._set_scales()
         self.restart()
         return True
 
     def start(self) -> None:
         """The first window is compared with the present weights."""
-        self._least = self._usual_norms()
+        self._first_sizes = self._measured_sizes()
+        self._set_scales()
         self.restart()
 
     def restart(self) -> None:
@@ -374,18 +378,33 @@ class WeightPath:
         """m becomes p."""
         self._before[optimizer] = self._now[optimizer]
 
-    def _usual_norms(self) -> list[float]:
-        """The norm that weights of their shape are usually given, of those that are zero; of any other, 0."""
-        replicas, norms = self._replicas, self._replicas.replica_norms
-        parts = [replicas.parts_of(parameter) for parameter in self._parameters]
-        each = [(part, s) for own, s in zip(parts, self._shares, strict=True) for part in own]
-        some = norms([float(local(part).detach().any()) for part, _ in each])
-        roots = norms([math.sqrt(s * replicas.local_count * local(part).numel()) for part, s in each])
-        usual = (
-            0.0 if seen else _usual_size(part) * root
-            for (part, _), seen, root in zip(each, some, roots, strict=True)
+    def _measured_sizes(self) -> list[list[float]]:
+        """How large the values of each parameter are, of all its parts: their root mean square."""
+        norms = self._replicas.replica_norms
+        pairs = [
+            (part, share)
+            for parameter, share in zip(self._parameters, self._shares, strict=True)
+            for part in self._replicas.parts_of(parameter)
+        ]
+        own = norms_of([local(part).detach() for part, _ in pairs])
+        here = norms([math.sqrt(share) * norm for norm, (_, share) in zip(own, pairs, strict=True)])
+        roots = norms([math.sqrt(share * local(part).numel()) for part, share in pairs])
+        sizes = iter(
+            max(norm / root if norm else _usual_size(part), _LEAST_SHARE * _usual_size(part))
+            for norm, root, (part, _) in zip(here, roots, pairs, strict=True)
         )
-        return [math.hypot(*islice(usual, len(own))) for own in parts]
+        return [list(islice(sizes, len(self._replicas.parts_of(p)))) for p in self._parameters]
+
+    def _set_scales(self) -> None:
+        """Every tensor counts by how many values it has and how far they move relative to their size."""
+        self._scales = [
+            1 / sizes[0] if len(sizes) == 1 else _by_column(self._replicas.parts_of(parameter), sizes)
+            for parameter, sizes in zip(self._parameters, self._first_sizes, strict=True)
+        ]
+        own = zip(self._parameters, self._shares, strict=True)
+        roots = self._replicas.replica_norms([math.sqrt(s * local(p).numel()) for p, s in own])
+        #: The norm that each optimizer's weights, scaled, began with: √ of how many values they have.
+        self._least = [math.hypot(*roots[span]) for span in self.spans]
 
     @property
     def _in_parts(self) -> bool:
@@ -394,27 +413,38 @@ class WeightPath:
 
     def _sketched(self, weights: Sequence[Tensor]) -> list[_Sketch]:
         every = [weight.detach() for weight in weights]
-        now = [self._by_share(every, span) for span in self.spans]
-        norms = self._replicas.replica_norms([_norm(part) for part in now])
-        if not self._in_parts:
-            return list(zip(map(_sketch, now), norms, strict=True))
-        seen = [self._of_shards(every[span], span) for span in self.spans]
-        return list(zip(seen, norms, strict=True))
+        norms = self._replicas.replica_norms([self._norm(every, span) for span in self.spans])
+        seen = self._of_shards if self._in_parts else self._of_all
+        return [(seen(every[span], span), norm) for span, norm in zip(self.spans, norms, strict=True)]
+
+    def _norm(self, weights: Sequence[Tensor], span: slice) -> float:
+        """Of one optimizer's weights, scaled: this rank's part in that of the replica."""
+        scaled = [
+            (w, scale) if isinstance(scale, float) else (w * scale, 1.0)
+            for w, scale in zip(weights[span], self._scales[span], strict=True)
+        ]
+        norms = norms_of([w for w, _ in scaled])
+        return math.hypot(
+            *(
+                norm * scale * math.sqrt(share)
+                for norm, (_, scale), share in zip(norms, scaled, self._shares[span], strict=True)
+            )
+        )
+
+    def _of_all(self, weights: Sequence[Tensor], span: slice) -> Tensor:
+        """The sketch of one optimizer's weights; what all ranks of a replica hold counts once in the sum of
+        squares over them."""
+        if not weights:
+            return torch.zeros(1)
+        own = zip(self._scales[span], self._shares[span], strict=True)
+        return sketch(weights, [scale * math.sqrt(share) for scale, share in own])
 
     def _of_shards(self, shards: Sequence[Tensor], span: slice) -> Tensor:
         """The sketch of one optimizer's weights, the same on all ranks and for all ways to cut it."""
         if not shards:
             return torch.zeros(1)
-        own = sketch_of_shards(shards, self._parameters[span], self._shares[span])
-        return self._replicas.replica_sum(own)
-
-    def _by_share(self, tensors: Sequence[Tensor], span: slice) -> _Shared:
-        """Tensors of one optimizer, together where their squares count alike: what all ranks of a replica
-        hold counts once in the sum over them."""
-        found: _Shared = {}
-        for tensor, share in zip(tensors[span], self._shares[span], strict=True):
-            found.setdefault(share, []).append(tensor)
-        return found
+        own = [scale * share for scale, share in zip(self._scales[span], self._shares[span], strict=True)]
+        return self._replicas.replica_sum(sketch_of_shards(shards, self._parameters[span], own))
 
     def converge(self) -> None:
         """m becomes the mean over all replicas. A replica that diverged has the weights of the others by now,
@@ -430,7 +460,7 @@ class WeightPath:
         self._average()
 
     def displacements(self) -> list[float]:
-        """‖m − p‖ / ‖p‖ of each optimizer's weights. Waits for the device."""
+        """‖m − p‖ / ‖p‖ of each optimizer's weights, scaled. Waits for the device."""
         self._now = self._sketched(self.window.mean.tensors)
         moved = [
             float(torch.linalg.vector_norm(now - before, dtype=_wide(now)))
@@ -438,16 +468,9 @@ class WeightPath:
         ]
         if not self._in_parts:
             moved = self._replicas.replica_norms(moved)
-        # What began at zero counts with the size that it is usually given.
-        sizes = [
-            math.hypot(norm, *self._least[s]) for (_, norm), s in zip(self._before, self.spans, strict=True)
-        ]
+        # What began at next to nothing counts with the size that it is usually given.
+        sizes = (max(norm, least) for (_, norm), least in zip(self._before, self._least, strict=True))
         return [far / max(size, math.ulp(0.0)) for far, size in zip(moved, sizes, strict=True)]
-
-    @property
-    def size(self) -> float:
-        """The norm of p, of all optimizers."""
-        return math.hypot(*self._least, *(norm for _, norm in self._before))
 
     def is_finite(self) -> bool:
         """Whether the weights are. Waits for the device, and for the other ranks of this replica."""
@@ -465,40 +488,35 @@ class WeightPath:
         return {
             "mean": self.window.state_dict([p for group in self._every for p in group]),
             "before": [[seen, norm] for seen, norm in self._before],
-            "least": list(self._least),
+            "sizes": [list(sizes) for sizes in self._first_sizes],
             "alarm": None if alarm is None else alarm.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
         self.window.load_state_dict(state["mean"])
-        self._least = list(state["least"])
+        self._first_sizes = [list(sizes) for sizes in state["sizes"]]
+        self._set_scales()
         saved = zip(state["before"], [seen.device for seen, _ in self._before], strict=True)
         self._before = [(seen.to(device, copy=True), float(norm)) for (seen, norm), device in saved]
         self.window.alarm = None
-        if state["alarm"] is not None and self._replicas.world_size == 1 and self.size > 0:
-            steps, *rest = state["alarm"]
-            self.window.alarm = Alarm(self.window.weights, self.size, steps)
+        if state["alarm"] is not None and self._replicas.world_size == 1:
+            size, steps, *rest = state["alarm"]
+            self.window.alarm = Alarm(self.window.weights, size, steps)
             self.window.alarm.load(*rest)
-
-
-def _norm(tensors: _Shared) -> float:
-    """Of nothing that is trained, 0."""
-    return math.hypot(*(math.sqrt(share) * float(get_total_norm(part)) for share, part in tensors.items()))
-
-
-def _sketch(tensors: _Shared) -> Tensor:
-    """One after the other, each with the weight of its share."""
-    seen = [(sketch(part), share) for share, part in tensors.items()]
-    if len(seen) == 1 and seen[0][1] == 1:
-        return seen[0][0]
-    return torch.cat([part.to(_wide(part)) * math.sqrt(share) for part, share in seen] or [torch.zeros(1)])
 
 
 def _usual_size(parameter: Tensor) -> float:
     """The size that each value of such a parameter is usually given."""
     rows = parameter.numel() // parameter.shape[0] if parameter.dim() > 1 and parameter.shape[0] else 0
-    return 1 / math.sqrt(rows) if rows else _LEAST_SIZE
+    return 1 / math.sqrt(rows) if rows else _USUAL_SIZE
+
+
+def _by_column(parts: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
+    """The scale of every column of a matrix that has these parts side by side."""
+    return torch.cat(
+        [part.new_full((part.numel(),), 1 / size) for part, size in zip(parts, sizes, strict=True)]
+    )
 
 
 # ---------------------------------------------------------------------- sketches
@@ -512,9 +530,9 @@ def _usual_size(parameter: Tensor) -> float:
 
 
 @torch.no_grad()
-def sketch(tensors: Sequence[Tensor]) -> Tensor:
+def sketch(tensors: Sequence[Tensor], scales: Sequence[_Scale] | None = None) -> Tensor:
     """A vector of at most 65,536 values, on the device of the first tensor: sums in double precision, or the
-    values themselves.
+    values themselves. With ``scales`` that of the tensors times these.
 
     >>> a, b = torch.randn(2, 300_000, generator=torch.Generator().manual_seed(0))
     >>> near = (sketch([a]) - sketch([b])).norm() / (a - b).norm()
@@ -522,18 +540,23 @@ def sketch(tensors: Sequence[Tensor]) -> Tensor:
     tensor(True)
     """
     tensors = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
+    scales = [1.0] * len(tensors) if scales is None else scales
     first = tensors[0]
     if sum(tensor.numel() for tensor in tensors) <= _BINS:
-        return torch.cat([tensor.reshape(-1).to(first.device) for tensor in tensors])
+        return torch.cat(
+            [_times(t, s).reshape(-1).to(first.device) for t, s in zip(tensors, scales, strict=True)]
+        )
     bins = _Bins(first)
-    for tensor in tensors:
+    for tensor, scale in zip(tensors, scales, strict=True):
+        if isinstance(scale, Tensor):
+            tensor, scale = _times(tensor, scale), 1.0
         flat = tensor.reshape(-1).to(first.device)
         whole = len(flat) // _BINS if first.device.type == "cuda" else 0
         for pieces in torch.split(flat[: whole * _BINS].view(whole, _BINS), _PIECES) if whole else ():
-            bins.add_pieces(pieces)
+            bins.add_pieces(pieces, scale)
         if not whole or len(flat) % _BINS:
             for piece in torch.split(flat[whole * _BINS :], _BINS):
-                bins.add_piece(piece)
+                bins.add_piece(piece, scale)
     return bins.sums[:_BINS] + bins.sums[_BINS:]
 
 
@@ -546,46 +569,47 @@ class _Bins:
         self._signs = _signs(like.device)
         self._count = 0
 
-    def add_piece(self, piece: Tensor) -> None:
+    def add_piece(self, piece: Tensor, scale: float = 1.0) -> None:
         """One, as long as there are bins or shorter."""
         sign, at = self._count * _SIGN_STRIDE % _BINS, self._count * _BIN_STRIDE % _BINS
-        self.sums[at : at + len(piece)] += piece * self._signs[sign : sign + len(piece)]
+        self.sums[at : at + len(piece)] += piece * (scale * self._signs[sign : sign + len(piece)])
         self._count += 1
 
-    def add_pieces(self, pieces: Tensor) -> None:
+    def add_pieces(self, pieces: Tensor, scale: float = 1.0) -> None:
         """Several, each as long as there are bins: of every one the value that each bin is due, then their
         sum. No bin is written to by two at once, so the sum is the same every time."""
         device = pieces.device
         number = torch.arange(self._count, self._count + len(pieces), device=device)[:, None]
         due = (torch.arange(_BINS, device=device) - number * _BIN_STRIDE) % _BINS
         signed = pieces.gather(1, due) * self._signs[due + number * _SIGN_STRIDE % _BINS]
-        self.sums[:_BINS] += signed.sum(0, dtype=self.sums.dtype)
+        self.sums[:_BINS] += scale * signed.sum(0, dtype=self.sums.dtype)
         self._count += len(pieces)
 
 
 @torch.no_grad()
 def sketch_of_shards(
-    shards: Sequence[Tensor], parameters: Sequence[Tensor], shares: Sequence[float]
+    shards: Sequence[Tensor], parameters: Sequence[Tensor], scales: Sequence[_Scale]
 ) -> Tensor:
     """What this rank adds to the sketch of whole parameters, in double precision.
 
     Args:
         shards: what it has of each.
         parameters: what they are shards of.
-        shares: with which they count; those of all ranks that hold the same values add up to 1.
+        scales: what they are multiplied by; those of all ranks that hold the same values add up to the
+            whole's.
     """
     device, wide = shards[0].device, _wide(shards[0])
     few = sum(parameter.numel() for parameter in parameters) <= _BINS
     bins = torch.zeros(sum(p.numel() for p in parameters) if few else _BINS, dtype=wide, device=device)
     signs = None if few else _signs(device)
     before = 0  # values of the parameters before this one; or pieces of so many values as there are bins
-    for shard, parameter, share in zip(shards, parameters, shares, strict=True):
+    for shard, parameter, scale in zip(shards, parameters, scales, strict=True):
         flat, start = shard.reshape(-1), shard_offset(parameter)
         at = 0
         while at < flat.numel():
             # In one run of the whole no bin comes up twice. Else they are looked up one by one.
             left = _BINS - (start + at) % _BINS if start is not None else _AT_ONCE
-            piece = flat[at : at + left].to(device, wide) * share
+            piece = flat[at : at + left].to(device, wide) * scale
             if start is None:
                 where = shard_positions(parameter, at, at + len(piece), device)
             else:
@@ -598,6 +622,11 @@ def sketch_of_shards(
             at += len(piece)
         before += parameter.numel() if few else max(1, -(-parameter.numel() // _BINS))
     return bins
+
+
+def _times(tensor: Tensor, scale: _Scale) -> Tensor:
+    """In float32 at least: rounded to less, weights that hardly moved would have moved."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * scale
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -12,23 +12,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["norm_of", "row_norms"]
+__all__ = ["norm_of", "norms_of", "row_norms"]
+
+
+def norm_of(tensors: Sequence[Tensor]) -> float:
+    """‖·‖₂ of all together; NaN if any value is not finite. Waits for the device."""
+    return math.hypot(*norms_of(tensors))
 
 
 @torch.no_grad()
-def norm_of(tensors: Sequence[Tensor]) -> float:
-    """‖·‖₂ of all together; NaN if any value is not finite. Waits for the device."""
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
+def norms_of(tensors: Sequence[Tensor]) -> list[float]:
+    """‖·‖₂ of each; NaN where a value is not finite. Waits for the device."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    wide = [t.float() if t.element_size() == 1 else t for t in tensors]  # 8-bit floats have no norm
+    for i, tensor in enumerate(wide):
         if tensor.numel():
-            wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit floats have no norm
-            alike.setdefault((wide.device, wide.dtype), []).append(wide)
-    norms: list[float] = []
+            alike.setdefault((tensor.device, tensor.dtype), []).append(i)
+    norms = [0.0] * len(wide)
     for (_, dtype), own in alike.items():
         sums_in = None if dtype.itemsize > 2 else torch.float32
-        found = torch.stack(torch._foreach_norm(own, 2, sums_in)).tolist()
-        norms += [norm if math.isfinite(norm) else _overflowed(t) for norm, t in zip(found, own, strict=True)]
-    return math.hypot(*norms)
+        found = torch.stack(torch._foreach_norm([wide[i] for i in own], 2, sums_in)).tolist()
+        for i, norm in zip(own, found, strict=True):
+            norms[i] = norm if math.isfinite(norm) else _overflowed(wide[i])
+    return norms
 
 
 @torch.no_grad()

@@ -595,13 +595,13 @@ def test_with_time_left_a_slower_search_restarts(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.slow
 def test_it_restarts_twice_at_most() -> None:
-    run = Overfitting(patience=2).run(8000)
+    run = Overfitting(patience=2).run(16_000)
     assert run.auto.finished
     assert len(run.restarts) == 2
 
 
 def test_not_without_time() -> None:
-    run = Overfitting(total_steps=100).run(100)
+    run = Overfitting(total_steps=120).run(120)
     assert not run.restarts
     assert any("back to those weights" in event for r in run.records for event in r.events)
 

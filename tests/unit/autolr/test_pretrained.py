@@ -108,7 +108,7 @@ def fine_tune(kind: str, optimizer: str, few: int = 192) -> tuple[list[float], f
 def test_trained_weights_are_never_left_worse_than_they_came(kind: str, optimizer: str) -> None:
     losses, before, after = fine_tune(kind, optimizer)
     assert max(losses[:8]) < 1.1 * before  # an iterate, not a mean: a tenth is its noise
-    assert after < 0.4 * before
+    assert after < 0.45 * before
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

@@ -20,11 +20,12 @@ from torch.optim import SGD, AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hdet import AutoLR
+from hdet import AutoLR, Probe
 from hdet.autolr.clock import Clock
 from hdet.autolr.window import Alarm, WeightPath, WindowLoop, WindowMean, _Bins, sketch, sketch_of_shards
 from hdet.loop.policy import Context
 from hdet.loop.windows import Windows
+from hdet.replicas import SoloReplica
 from tests.fakes import Thread, on_threads
 from tests.states import there_and_back
 from tests.unit.training import W, X, network, probe_of, squared, train
@@ -288,6 +289,65 @@ def test_averaging_and_swapping_low_precision_take_no_second_copy() -> None:
 
 
 # ---------------------------------------------------------------------- trail
+
+
+def followed(weights: list[Tensor], moved: list[Tensor]) -> float:
+    """How far a window's mean is said to have gone from these weights."""
+    parameters = [nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = SGD(parameters, lr=1.0)
+    context = Context("test", optimizer, SoloReplica(), None, False, tuple, nullcontext)
+    path = WeightPath(context, (), Clock(Windows()))
+    path.start()
+    for mean, weight, by in zip(path.window.mean.tensors, weights, moved, strict=True):
+        mean.copy_(weight + by)
+    return path.displacements()[0]
+
+
+@pytest.mark.parametrize("shapes", [[(40, 30), (30,), (5, 2)], [(300, 300), (20,), (400, 3)]])
+def test_every_tensor_counts_by_its_number_of_values_and_its_own_size(shapes: list[tuple[int, ...]]) -> None:
+    """The slow twin, of fewer values than a sketch has bins and of more."""
+    weights = [noise(*shape, seed=i) for i, shape in enumerate(shapes)]
+    moved = [0.01 * (i + 1) * noise(*shape, seed=-1 - i) for i, shape in enumerate(shapes)]
+    squares, count = 0.0, 0
+    for weight, by in zip(weights, moved, strict=True):
+        squares += float((by / weight.square().mean().sqrt()).square().sum())
+        count += weight.numel()
+    assert followed(weights, moved) == pytest.approx(math.sqrt(squares / count), rel=0.02)
+    scaled = followed([1000 * weights[0], *weights[1:]], [1000 * moved[0], *moved[1:]])
+    assert scaled == pytest.approx(followed(weights, moved), rel=0.02), "whatever scale one of them has"
+
+
+def test_tensors_that_begin_small_count_with_a_share_of_their_usual_size() -> None:
+    at_zero = followed([torch.zeros(9, 16)], [torch.full((9, 16), 0.01)])
+    assert at_zero == pytest.approx(0.01 * 4), "a matrix with rows of 16 usually has a size of a quarter"
+    tiny = followed([torch.full((9, 16), 1e-9)], [torch.full((9, 16), 0.01)])
+    assert tiny == pytest.approx(10 * at_zero), "a tenth of that, at least"
+
+
+def test_an_embedding_that_has_nearly_all_of_the_norm_does_not_hide_the_rest() -> None:
+    """The layers behind it move many times as fast, relative to their size; what one vector of all weights
+    does tells nothing of them. A sweep finds 0.01 and a loss of 1.03, and nothing is learnt at 0.03."""
+    teacher = noise(2000, 4, seed=5)
+
+    def samples(seed: int, count: int) -> tuple[Tensor, Tensor]:
+        x = torch.randint(0, 2000, (count, 8), generator=torch.Generator().manual_seed(seed))
+        return x, teacher[x].sum(1).argmax(1)
+
+    torch.manual_seed(0)
+    body = [nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)]
+    model = nn.Sequential(nn.Embedding(2000, 64), nn.Flatten(), *body)
+    loss = lambda batch: F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
+    optimizer = AdamW(model.parameters())
+    probe = Probe(loss, [samples(10_000 + i, 128) for i in range(8)], model=model)
+    auto = AutoLR(optimizer, total_steps=600, probe=probe)
+    for step in range(600):
+        optimizer.zero_grad()
+        loss(samples(step, 64)).backward()
+        optimizer.step()
+        auto.step()
+    best = auto.finish_()
+    assert best is not None
+    assert best.estimate < 1.1
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
