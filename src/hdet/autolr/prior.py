@@ -1,7 +1,7 @@
 """Which learning rate is usual, from how far the first steps carry. No torch, no I/O; float64.
 
-On the tasks of ``benchmarks/zoo`` that it was fitted on, the best rate falls with the pace, the share of
-their own norm by which a unit of rate moves the weights in a step. It falls by less than the pace rises, and
+On the tasks of ``benchmarks/zoo`` that it was fitted on, the best rate falls with the pace, by how much of
+their tensors' sizes a unit of rate moves the weights in a step. It falls by less than the pace rises, and
 for all optimizers alike: two numbers, and an error of four times either way.
 """
 
@@ -19,10 +19,10 @@ _LIKELY = 6.0
 
 
 def usual_rate(pace: float) -> float:
-    """The best rate to be expected of weights that a rate of η moves by ``pace``·η of their norm in a step.
+    """The best rate to be expected of weights that a rate of η moves by ``pace``·η of their size in a step.
 
     >>> round(usual_rate(1.0), 3), round(usual_rate(100.0), 4)
-    (0.03, 0.0015)
+    (0.047, 0.0019)
     """
     return math.pow(10.0, _AT_ONE + _SLOPE * math.log10(pace))
 

@@ -54,7 +54,7 @@ class Window:
         step: t, steps taken at its end.
         next_step: t′, where the next window ends.
         total_steps: S, or None while it is not known.
-        displacement: ‖m − p‖ / ‖p‖.
+        displacement: ‖m − p‖ / ‖p‖, every tensor scaled by its own size.
         steps_between: from the middle of the window before to that of this one.
         previous, mean: the loss of each probe batch at p and m; not read in the first window, and empty there
             unless others than these weights were compared.
