@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import cores as on_cores
 from benchmarks import machine
 from benchmarks.hyperparameters.analysis import analyse, grid, together
-from benchmarks.hyperparameters.chart import chart
 from benchmarks.hyperparameters.plan import Plan, Rows, Run, planned, read_start, written
 from benchmarks.hyperparameters.runs import execute
 from benchmarks.hyperparameters.tasks import LABEL_SMOOTHING, TASKS, workload
@@ -28,7 +27,7 @@ from benchmarks.rows import Row, six_digits
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["chart", "complete", "recomputed", "run", "table"]
+__all__ = ["complete", "recomputed", "run", "table"]
 
 _ROWS = Path("runs/hyperparameters.jsonl")
 _TIMEOUT_SECONDS = 600.0

@@ -17,10 +17,7 @@ from benchmarks.paper.chart import chart
 from benchmarks.regret.analysis import COLUMNS
 from benchmarks.tools.quote.tables.brief import called, known, methods
 
-__all__ = ["DRAWN", "draw", "drawings"]
-
-#: Each drawing, and the file that it is drawn from.
-DRAWN = {"excess-brief.svg": "excess", "paper-edge.svg": "paper"}
+__all__ = ["draw", "drawings"]
 
 _WIDTH, _LEFT, _RIGHT = 800, 182, 40
 _TOP, _ROW, _BOTTOM = 40, 46, 52
@@ -37,10 +34,10 @@ _TITLE = "Held-out loss above a tuned sweep's, per cent: a dot for each kind of 
 
 def drawings(evidence: Path) -> dict[str, str]:
     """The charts that are drawn from the evidence alone, by the names of their files."""
-    drawn_by = {"excess": draw, "paper": chart}
+    drawn = {"excess-brief.svg": ("excess", draw), "paper-edge.svg": ("paper", chart)}
     return {
-        drawing: drawn_by[name](json.loads((evidence / f"{name}.json").read_text(encoding="utf-8")))
-        for drawing, name in DRAWN.items()
+        drawing: drawer(json.loads((evidence / f"{name}.json").read_text(encoding="utf-8")))
+        for drawing, (name, drawer) in drawn.items()
     }
 
 

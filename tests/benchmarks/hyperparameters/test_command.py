@@ -6,7 +6,6 @@ import json
 import math
 import threading
 import time
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,6 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path) -> None:
     (task,) = found["tasks"]
     assert all(0 < point["loss"] < 5 for point in task["grid"])
     assert [len(path["values"]) for path in found["paths"]] == [5, 5]
-    assert ElementTree.parse(out.with_suffix(".svg"))
 
 
 def test_bench_refuses_what_is_not_for_it() -> None:

@@ -7,10 +7,9 @@ from typing import Any
 from benchmarks.autotune import tables as autotune_tables
 from benchmarks.autotune.plan import AUTOTUNE
 from benchmarks.hyperparameters import analysis
-from benchmarks.hyperparameters import delay as delayed
 from benchmarks.tools.quote.tables.grid import markdown
 
-__all__ = ["autotune", "delay", "hyperparameters", "zoo_parts", "zoo_replicas", "zoo_sizes"]
+__all__ = ["autotune", "hyperparameters", "zoo_parts", "zoo_replicas", "zoo_sizes"]
 
 
 def autotune(result: dict[str, Any]) -> str:
@@ -25,13 +24,6 @@ def autotune(result: dict[str, Any]) -> str:
     rows.append(["*mean*", "", *(f"{near[arm]['excess']:+.1f}" for arm in arms)])
     said = " ".join(autotune_tables.said(result["verdicts"]))
     return f"{markdown(['over the truth, %', 'truth', *named], rows)}\n\n{said}"
-
-
-def delay(result: dict[str, Any]) -> str:
-    """For how many syncs a value of the temperature is not seen."""
-    headings, lines = delayed.grid(result)
-    rows = [headings, ["---"] * len(headings), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def hyperparameters(result: dict[str, Any]) -> str:
