@@ -158,14 +158,6 @@ BENCHMARKS = {
             **_in_parts("runs/autotune-SCALE-DEVICE.jsonl", "Runs, or replicas, at a time."),
         },
     ),
-    "hyperparameters": Benchmark(
-        "hyperparameters.command",
-        "Whether replicas find a hyperparameter while they train, from both wrong ends of a grid.",
-        {
-            "seeds": _SEEDS,
-            **_in_parts("runs/hyperparameters.jsonl", "Replicas that train together."),
-        },
-    ),
     "lightbench": Benchmark(
         "lightbench.command",
         "How many of LightBench's problems one run solves.",

@@ -1,11 +1,11 @@
-"""The results of the paper's experiments in words: for a terminal, and for a document."""
+"""The results of the paper's experiments in words, for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["markdown", "said"]
+__all__ = ["said"]
 
 
 def said(result: Mapping[str, Any]) -> str:
@@ -113,26 +113,6 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
         f"failed: {one['configuration']}, seed {one['seed']}: {one['error']}" for one in result["failed"]
     ]
     return [*notes, result["crash_rule"], *result["caveats"]]
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """The table, or what a figure shows, for a document."""
-    parts = []
-    for block in result["blocks"]:
-        parts.append(f"{_capital(block['title'])}:")
-        if "rows" in block:
-            parts.append(_markdown([_HEADINGS, *(_cells(row) for row in block["rows"])]))
-        elif "curves" in block:
-            parts.append(" ".join(f"{_crashes(curve)}." for curve in block["curves"]))
-        else:
-            parts.append(block["order"]["sentence"] if block["order"] else "There is no run yet.")
-    notes = [] if result["name"].startswith("figure") else _notes(result)
-    return "\n\n".join([*parts, " ".join(notes)]).rstrip()
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    rows = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
 
 
 def _crashes(curve: Mapping[str, Any]) -> str:

@@ -68,13 +68,13 @@ def test_options_are_handed_on_and_those_it_does_not_take_refused(tmp_path, monk
         return {}
 
     fake = types.SimpleNamespace(run=measure, table=lambda result: "shown")
-    monkeypatch.setitem(sys.modules, "benchmarks.hyperparameters.command", fake)
+    monkeypatch.setitem(sys.modules, "benchmarks.lightbench.command", fake)
     monkeypatch.chdir(tmp_path)
-    given = ["--seeds", "2", "--rows", "kept.jsonl", "--processes", "1", "--minutes", "1.5"]
-    assert run(app, ["hyperparameters", *given]).exit_code == 0
-    assert seen == {"seeds": 2, "rows": Path("kept.jsonl"), "processes": 1, "minutes": 1.5}
+    given = ["--steps", "60", "--rows", "kept.jsonl", "--processes", "1", "--minutes", "1.5"]
+    assert run(app, ["lightbench", *given]).exit_code == 0
+    assert seen == {"steps": 60, "rows": Path("kept.jsonl"), "processes": 1, "minutes": 1.5}
     for wrong, said in (
-        (["hyperparameters", "--chart", "2"], "benchmarks: No such option: --chart"),
+        (["lightbench", "--chart", "2"], "benchmarks: No such option: --chart"),
         (["regret", "--workloads", "x"], "benchmarks: Invalid value for '--workloads': must be some of"),
         (["speed"], "benchmarks: No such command 'speed'"),
     ):

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce import text as reproduce
-from benchmarks.speed import large, stacked
 from benchmarks.tools.quote.files import read
 from benchmarks.tools.quote.tables import brief, cost, faults, paper, rates, several, windows
 from benchmarks.tools.quote.tables.grid import machine_of
@@ -16,11 +14,8 @@ __all__ = ["PARTS", "made_by", "quoted", "source"]
 
 #: The tables of an experiment: the usual one, and by a second word the others.
 PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
-    "converge": {"": cost.converge},
-    "step": {"": cost.step},
     "autolr": {"": cost.autolr},
-    "regret": {"": rates.excess, "brief": brief.brief},
-    "lightbench": {"": rates.lightbench},
+    "regret": {"brief": brief.brief},
     "zoo": {"": rates.zoo},
     "zoo-replicas": {
         "": several.zoo_replicas,
@@ -28,19 +23,14 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "sizes": several.zoo_sizes,
     },
     "autotune": {"": several.autotune},
-    "hyperparameters": {"": several.hyperparameters},
-    "large": {"": large.markdown},
-    "stacked": {"": stacked.markdown},
     "chaos": {"": faults.chaos},
     "decisions": {"": windows.text, "digits": windows.digits},
-    "reproduce": {"": reproduce.markdown},
     "paper": {"edge": paper.edge, "large": paper.large},
 }
-_OVER_SEEDS = ("regret", "hyperparameters", "reproduce", "paper")
+_OVER_SEEDS = ("regret", "paper")
 _STATISTIC = {
     "chaos": "counts",
     "decisions": "one run of each",
-    "lightbench": "counts",
     "zoo": "means over seeds",
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
