@@ -13,7 +13,7 @@ __all__ = ["zoo"]
 _METHODS = {
     "autolr": "**AutoLR**",
     "one rate": "one rate for each optimizer, chosen on fit",
-    "prior": "the prior's rate",
+    "prior": "the usual rate, which the first steps tell",
     "random 4": "best by the probe of 4 rates",
     "random 8": "best by the probe of 8 rates",
     "default": "the default rate",
@@ -22,7 +22,16 @@ _METHODS = {
 
 def zoo(result: dict[str, Any]) -> str:
     """What every method costs on the families that nothing was fitted to."""
-    headings = ["method", "mean", "to 1 at most", "median", "nine of ten", "worst", "lost", "ahead"]
+    headings = [
+        "method",
+        "mean",
+        "to 1 at most",
+        "median",
+        "nine of ten",
+        "worst",
+        "lost",
+        "ahead of default",
+    ]
     rows = []
     for method, name in _METHODS.items():
         told = result["summary"]["test"].get(method)
@@ -35,8 +44,8 @@ def zoo(result: dict[str, Any]) -> str:
         rows.append([name, *(f"{100 * value:.1f}" for value in numbers), lost, ahead])
     note = (
         "Excess over the tuned sweep in %, both with the choice of weights by the probe, over cells. "
-        "*To 1 at most*: the mean where no cell counts for more than 100 %. *Lost*: runs that end 25 % above "
-        "the sweep or within a tenth of where they began. *Ahead*: of the default rate, in cells. "
+        "*To 100 % at most*: the mean where no cell counts for more than 100 %. *Lost*: runs that end 25 % above "
+        "the sweep or within a tenth of where they began. *Ahead of default*: in how many cells. "
         "AutoLR and the default rate have three seeds, the others one and OneCycle."
     )
     return f"{markdown(headings, rows)}\n\n{note}"
