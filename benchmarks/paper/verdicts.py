@@ -187,7 +187,7 @@ def cheap(result: Result) -> Iterator[Place]:
 
 
 def _task(result: Result) -> str:
-    return _TASKS.get(result["task"], result["task"])
+    return str(_TASKS.get(result["task"], result["task"]))
 
 
 def _signed(value: float, form: str) -> str:

@@ -52,10 +52,6 @@ def large(result: dict[str, Any]) -> str:
     return f"{markdown(['arm', 'training loss, %', 'held-out loss, %', 'AUC', 'NE'], rows)}\n\n{note}"
 
 
-def _not_run(study: str) -> str:
-    return f"Not run yet: `python -m benchmarks.paper {study} --device cuda`. The other studies:"
-
-
 def _difference(line: Line | None) -> str:
     if line is None or line["mean"] is None:
         return ""
