@@ -44,8 +44,8 @@ def zoo(result: dict[str, Any]) -> str:
         rows.append([name, *(f"{100 * value:.1f}" for value in numbers), lost, ahead])
     note = (
         "Excess over the tuned sweep in %, both with the choice of weights by the probe, over cells. "
-        "*To 100 % at most*: the mean where no cell counts for more than 100 %. *Lost*: runs that end 25 % above "
-        "the sweep or within a tenth of where they began. *Ahead of default*: in how many cells. "
+        "*To 100 % at most*: the mean where no cell counts for more than 100 %. *Lost*: runs that end 25 % "
+        "above the sweep or within a tenth of where they began. *Ahead of default*: in how many cells. "
         "AutoLR and the default rate have three seeds, the others one and OneCycle."
     )
     return f"{markdown(headings, rows)}\n\n{note}"
