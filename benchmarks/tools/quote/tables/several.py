@@ -16,7 +16,11 @@ def autotune(result: dict[str, Any]) -> str:
     rows = []
     for arm, near in verdicts["near_the_truth"].items():
         ahead = verdicts["autotune_ahead_of"].get(arm)
-        cells = ["–", "–"] if ahead is None else [f"{ahead['ahead']} of {ahead['of']}", f"{ahead['by']:.1f}"]
+        cells = (
+            ["–", "–"]
+            if ahead is None
+            else [f"{ahead['ahead']} of {ahead['of']}", signed(ahead["by"], ".1f")]
+        )
         rows.append([f"**{arm}**" if arm == AUTOTUNE else arm, signed(near["excess"], ".1f"), *cells])
     headings = ["arm", "over the truth, %", "AutoTune is ahead on", "by, %"]
     return markdown(headings, rows)
