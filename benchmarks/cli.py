@@ -51,13 +51,6 @@ def _optimizers() -> Any:
     return OPTIMIZERS
 
 
-class Shown(str, Enum):
-    """Which table of the regret benchmark is printed; the JSON file holds both."""
-
-    regret = "regret"
-    excess = "excess"
-
-
 class Part(str, Enum):
     """A part of the zoo's families."""
 
@@ -94,11 +87,7 @@ _MERGE = Annotated[
         show_default="none",
     ),
 ]
-_TABLE = Annotated[Shown | None, typer.Option(help="Which table to print.", show_default="regret")]
 _SEEDS = Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="3")]
-_PUBLISHED = Annotated[
-    bool, typer.Option("--published", help="Also the published controller, on four processes.")
-]
 _CHART = Annotated[
     Path | None,
     typer.Option(dir_okay=False, help="The SVG file to write.", show_default="beside the JSON"),
@@ -150,7 +139,7 @@ class Benchmark:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: What can be measured. Names of options are those of the module's ``run``; chart and table are ours.
+#: What can be measured. Names of options are those of the module's ``run``; chart is ours.
 BENCHMARKS = {
     "regret": Benchmark(
         "regret.command",
@@ -158,7 +147,7 @@ BENCHMARKS = {
         {
             **{"scale": _SCALE, "workloads": _WORKLOADS, "optimizers": _OPTIMIZERS, "seeds": _SEEDS},
             **_in_parts("runs/regret-SCALE-DEVICE.jsonl"),
-            **{"merge": _MERGE, "published": _PUBLISHED, "table": _TABLE, "chart": _CHART},
+            "merge": _MERGE,
         },
     ),
     "autotune": Benchmark(
@@ -169,40 +158,10 @@ BENCHMARKS = {
             **_in_parts("runs/autotune-SCALE-DEVICE.jsonl", "Runs, or replicas, at a time."),
         },
     ),
-    "hyperparameters": Benchmark(
-        "hyperparameters.command",
-        "Whether replicas find a hyperparameter while they train, from both wrong ends of a grid.",
-        {
-            "seeds": _SEEDS,
-            **_in_parts("runs/hyperparameters.jsonl", "Replicas that train together."),
-            "chart": _CHART,
-        },
-    ),
-    "delay": Benchmark("hyperparameters.delay", "How long a temperature takes to show what it is worth."),
-    "replicas": Benchmark(
-        "replicas.command",
-        "What more replicas buy, and what they cost.",
-        {"seeds": _SEEDS, **_in_parts("runs/replicas-DEVICE.jsonl")},
-    ),
-    "fan-out": Benchmark(
-        "fan_out.command",
-        "What replicas add to the search for a learning rate, on the same samples.",
-        {
-            **{"workloads": _WORKLOADS, "seeds": _SEEDS},
-            **_in_parts("runs/fan-out.jsonl", "Replicas that train together."),
-        },
-    ),
-    "scale": Benchmark(
-        "scale.command",
-        "A cost model of step, converge and memory, checked here and printed for large models.",
-    ),
     "lightbench": Benchmark(
         "lightbench.command",
         "How many of LightBench's problems one run solves.",
         {"problems": _PROBLEMS, "steps": _STEPS, **_in_parts("runs/lightbench-DEVICE.jsonl")},
-    ),
-    "deepobs": Benchmark(
-        "deepobs.command", "AutoLR on DeepOBS's quadratic_deep, beside published baselines."
     ),
     "zoo": Benchmark(
         "zoo.command",
@@ -218,7 +177,6 @@ BENCHMARKS = {
     "step": Benchmark("speed.step", "What hdet adds to a training step."),
     "converge": Benchmark("speed.converge", "What a mean of weights over ranks costs, against the limit."),
     "stacked": Benchmark("speed.stacked", "What replicas stacked in one process gain over processes."),
-    "feed": Benchmark("speed.feed", "What drawing samples costs in newsfeed training."),
 }
 
 _COMMON = {
@@ -236,9 +194,7 @@ def _output(name: str) -> Any:
 
 def _measure(name: str, given: dict[str, Any]) -> None:
     quick, device, output = given.pop("quick"), given.pop("device"), given.pop("output")
-    chart, table = given.pop("chart", None), given.pop("table", None)
-    if given.pop("published", False):
-        given["with_published"] = True
+    chart = given.pop("chart", None)
     for key in ("workloads", "optimizers", "problems", "methods", "tasks"):
         given[key] = given.get(key) and given[key].split(",")
     for key in ("scale", "part"):
@@ -256,7 +212,7 @@ def _measure(name: str, given: dict[str, Any]) -> None:
     path = output or evidence_folder() / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_json(result), encoding="utf-8")
-    screen.print(experiment.table(result, table.value) if table else experiment.table(result))
+    screen.print(experiment.table(result))
     screen.print(f"Written to {path}", soft_wrap=True, highlight=False)
     if hasattr(experiment, "chart"):
         drawing = chart or path.with_suffix(".svg")
@@ -271,7 +227,7 @@ def _command(name: str, about: Benchmark) -> Callable[..., None]:
         _measure(name, given)
 
     taken = {**_COMMON, "output": (_output(name), None)}
-    taken |= {key: (kind, False if kind is _PUBLISHED else None) for key, kind in about.options.items()}
+    taken |= {key: (kind, None) for key, kind in about.options.items()}
     measure.__doc__ = about.about
     measure.__annotations__ = {key: kind for key, (kind, _) in taken.items()}
     measure.__signature__ = Signature(  # type: ignore[attr-defined]

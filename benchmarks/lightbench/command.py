@@ -1,8 +1,7 @@
 """How many of LightBench's problems one run solves: AutoLR on AdamW, which is given no learning rate.
 
 What is run, when a problem counts as solved, and which published numbers stand beside it was fixed beforehand
-in docs/protocols/yardsticks.md. Every run has a process of its own, and its row is on disk before the next
-begins.
+in PROTOCOL.md. Every run has a process of its own, and its row is on disk before the next begins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The studies, as docs/protocols/paper.md has them: what is trained, and what came of it.
+"""The studies, as PROTOCOL.md has them: what is trained, and what came of it.
 
 Every cell is one setting over all its seeds: its losses on training samples (the mean of the last 5 % of the
 steps), on held-out samples, and, where answers are yes or no, its AUC and normalised entropy there.

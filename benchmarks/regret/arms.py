@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 from benchmarks.regret.optimizers import build, rate
@@ -32,12 +31,9 @@ from benchmarks.workloads.base import ByNumber, seeded
 from hdet.autolr.auto_lr import AutoLR
 from hdet.autolr.best_mean import BestMean
 from hdet.probes.probe import Probe
-from hdet.published.one_cycle import OneCycleAutoLR
 
-__all__ = ["RANKS", "execute", "execute_published", "failure", "prepare", "workload_of"]
+__all__ = ["execute", "failure", "prepare", "workload_of"]
 
-#: Processes of the published controller.
-RANKS = 4
 #: A final loss beyond so many times that of the start is a divergence, like one that is not finite.
 _DIVERGED = 10.0
 _TRAIN_BATCHES, _TRAIN_SEED = 8, 990_001
@@ -70,7 +66,7 @@ def _execute(run: Run) -> Row:
     model = workload.build(run.seed)
     start = _losses(workload, model)
     model.train()
-    trainer = _ARMS[run.arm.partition("@")[0]](run, workload, model)
+    trainer = _ARMS[run.arm](run, workload, model)
     step, how = make_step(run, workload, model)
     best = trainer.best or BestMean(model, _probe(run, workload, model))
     began = time.perf_counter()
@@ -168,8 +164,8 @@ def _scheduled(run: Run, workload: Workload, model: nn.Module) -> Trainer:
 
 
 def _autolr(run: Run, workload: Workload, model: nn.Module) -> Trainer:
-    """No learning rate; or a misleading one, which the optimizer is built with and which must not matter."""
-    optimizers = build(run.optimizer, model, DEFAULT_RATES[run.optimizer] if run.lr is None else run.lr)
+    """No learning rate."""
+    optimizers = build(run.optimizer, model, DEFAULT_RATES[run.optimizer])
     given: Any = optimizers[0] if len(optimizers) == 1 else optimizers
     auto = AutoLR(given, total_steps=workload.steps, probe=_probe(run, workload, model))
     return Trainer(
@@ -188,45 +184,7 @@ def _peer(run: Run, workload: Workload, model: nn.Module) -> Trainer:
 
 _ARMS: dict[str, Callable[[Run, Workload, nn.Module], Trainer]] = {
     "sweep": _scheduled,
-    "default": _scheduled,
     "default-onecycle": _scheduled,
     "autolr": _autolr,
     **dict.fromkeys(PEERS, _peer),
 }
-
-
-# ---------------------------------------------------------------------- the published controller
-
-
-def execute_published(rank: int, run: Run) -> Row | None:
-    """One of :data:`RANKS` processes, each with its part of every batch; rank 0 has the result."""
-    prepare(run.device)
-    workload = workload_of(run)
-    model = workload.build(run.seed)
-    start = _losses(workload, model)
-    parallel = DistributedDataParallel(model.train())
-    assert run.lr is not None
-    (optimizer,) = build(run.optimizer, parallel, run.lr)
-    scheduler = OneCycleAutoLR(
-        optimizer,
-        run.lr,
-        workload.steps,
-        ensemble_lr_spread_ratio=1 / 9,
-        model_sync_interval=max(10, workload.steps // 40),
-        enable_auto_lr=True,
-        auto_lr_warmup_steps=workload.steps // 20,
-        loss_scale="auto",
-        seed=run.seed,
-        model=parallel,
-    )
-    began = time.perf_counter()
-    reached = 0.0
-    for batch in islice(workload.batches(run.seed), workload.steps):
-        loss = workload.loss(parallel, tuple(part.chunk(RANKS)[rank] for part in batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        reached = max(reached, rate([optimizer], "lr"))
-        scheduler.step(loss)
-    seconds = time.perf_counter() - began
-    return _result(run, start, _losses(workload, model), seconds, reached) if rank == 0 else None

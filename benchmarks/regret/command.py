@@ -1,9 +1,8 @@
 """What a learning rate that nobody gave costs: AutoLR and others beside a tuned sweep, on small real tasks.
 
 Hundreds of short runs, each of which is written down when it is done, so that the benchmark can be stopped
-and started again. The measures are normalised regret (:mod:`benchmarks.regret.analysis`) and excess
-(:mod:`benchmarks.regret.excess`); what is run is in :mod:`benchmarks.regret.plan`, how in
-:mod:`benchmarks.regret.arms`.
+and started again. The measure is excess (:mod:`benchmarks.regret.excess`); what is run is in
+:mod:`benchmarks.regret.plan`, how in :mod:`benchmarks.regret.arms`.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ import torch
 from benchmarks import machine
 from benchmarks import pool as pool_of_runs
 from benchmarks.pool import Say
-from benchmarks.regret.analysis import LOOKED_AT, analyse, grid, misled
-from benchmarks.regret.arms import RANKS, execute, execute_published, failure, prepare
-from benchmarks.regret.chart import chart
+from benchmarks.regret.analysis import LOOKED_AT
+from benchmarks.regret.arms import execute, prepare
 from benchmarks.regret.excess import compare
-from benchmarks.regret.plan import OPTIMIZERS, USUAL, Plan, Row, Rows, Run, planned, published
-from benchmarks.regret.tables import detail, leading, matrix, unpaired_note
+from benchmarks.regret.plan import OPTIMIZERS, USUAL, Plan, Row, Rows, Run, planned
+from benchmarks.regret.tables import detail, matrix, unpaired_note
 from benchmarks.rows import six_digits
 from benchmarks.workloads import WORKLOADS, feedstream, newsfeed
-from hdet.replicas.launch import LocalProcesses, ReplicaError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["chart", "complete", "recomputed", "run", "table"]
+__all__ = ["complete", "recomputed", "run", "table"]
 
 _CAVEATS = {
     "newsfeed": newsfeed.CAVEAT,
@@ -44,7 +41,6 @@ _CAVEATS = {
     "ratings": newsfeed.CAVEAT,
     "charlm-long": "charlm-long was not looked at, but has the text and kind of model of charlm, which was.",
 }
-_PUBLISHED_TIMEOUT_SECONDS = 600.0
 #: What the JSON file keeps of every run.
 _HEADER = (
     *("workload", "optimizer", "arm", "lr", "schedule", "seed"),
@@ -55,8 +51,7 @@ _QUICK = Plan(
     workloads=("digits-mlp", "quadratic"),
     optimizers=("adamw",),
     seeds=1,
-    arms=("default", "autolr"),
-    misled=(),
+    arms=("default-onecycle", "autolr"),
     schedules=("wsd",),
     starts={"adamw": (-5, -4, -3)},
     extensions=0,
@@ -65,9 +60,8 @@ _QUICK = Plan(
 
 #: The tasks of the table.
 COMPARED = (
-    *("digits-mlp", "digits-cnn", "quadratic", "charlm", "images", "newsfeed"),
-    *("sentences", "bikes", "ratings", "wordlm", "charlm-long", "few-images", "diffusion", "vae"),
-    *("charlm-tuned", "charlm-lora"),
+    *("sentences", "bikes", "ratings", "wordlm", "few-images", "vae"),
+    *("charlm", "charlm-tuned", "charlm-lora", "diffusion"),
 )
 
 
@@ -84,7 +78,6 @@ def run(
     merge: Sequence[Path] = (),
     processes: int | None = None,
     minutes: float | None = None,
-    with_published: bool = False,
 ) -> dict[str, Any]:
     """Run what is not in ``rows`` yet, and make the table of all that is; the result is plain JSON.
 
@@ -97,7 +90,6 @@ def run(
         merge: further files of finished runs, which are only read; a run that ``rows`` has counts as there.
         processes: how many runs go on at a time, as many as there are cores if None.
         minutes: after so long no further run is started; 0 makes the table of what there is.
-        with_published: also the published controller, each of whose runs takes four processes.
     """
     say = on_progress or (lambda _: None)
     scale = scale or ("gpu" if torch.device(device).type == "cuda" else "cpu")
@@ -116,10 +108,8 @@ def run(
     if time.monotonic() < deadline:
         with pool_of_runs.workers(device, at_once, say, prepare) as pool:
             complete(plan, done, pool, execute, at_once=at_once, deadline=deadline, say=say)
-    if with_published:
-        _run_published(plan, done, deadline, say)
     about = machine.about("regret", quick=quick, device=device)
-    about["command"] += _options(plan, quick, with_published)
+    about["command"] += _options(plan, quick)
     return _result(plan, done, about)
 
 
@@ -149,19 +139,6 @@ def complete(
     )
 
 
-def _run_published(plan: Plan, done: Rows, deadline: float, say: Say) -> None:
-    with LocalProcesses(RANKS) as ranks:
-        for one in published(plan):
-            if one in done.finished or time.monotonic() >= deadline:
-                continue
-            try:
-                row = ranks.run(execute_published, one, timeout=_PUBLISHED_TIMEOUT_SECONDS)[0]
-            except (ReplicaError, TimeoutError) as error:
-                row = failure(one, error)
-            done.add(row)
-            say(_told(row))
-
-
 def _told(row: Row) -> str:
     end = row.get("error") or ("diverged" if row["diverged"] else f"{row['held_out']:.4f}")
     took = f" in {row['seconds']:.1f} s" if "seconds" in row else ""
@@ -179,7 +156,7 @@ def _checked(what: str, given: Sequence[str], known: Iterable[str]) -> tuple[str
 # ---------------------------------------------------------------------- result
 
 
-def _options(plan: Plan, quick: bool, with_published: bool) -> str:
+def _options(plan: Plan, quick: bool) -> str:
     """The part of the command that :func:`benchmarks.machine.about` does not know."""
     given = "" if (plan.scale == "gpu") == (plan.device != "cpu") else f" --scale {plan.scale}"
     if not quick:
@@ -188,7 +165,7 @@ def _options(plan: Plan, quick: bool, with_published: bool) -> str:
         if plan.optimizers != USUAL:
             given += f" --optimizers {','.join(plan.optimizers)}"
         given += f" --seeds {plan.seeds}" if plan.seeds != 3 else ""
-    return given + (" --published" if with_published else "")
+    return given
 
 
 def _result(plan: Plan, done: Rows, about: dict[str, Any]) -> dict[str, Any]:
@@ -219,54 +196,38 @@ def recomputed(result: Mapping[str, Any]) -> dict[str, Any]:
     order = {name: place for place, name in enumerate(WORKLOADS)}
     rows = [dict(zip(header, row, strict=True)) for row in result["runs"]["rows"]]
     rows.sort(key=lambda row: (order.get(row["workload"], len(order)), row["optimizer"]))
-    found: dict[str, Any] = machine.rounded(analyse(rows, result["failed"]))
-    found["excess"] = machine.rounded(compare(rows, result["failed"]))
-    runs = result["runs"]
-    return {**{name: value for name, value in result.items() if name != "runs"}, **found, "runs": runs}
+    found = machine.rounded(compare(rows, result["failed"]))
+    rest = {name: value for name, value in result.items() if name not in ("excess", "runs")}
+    return {**rest, "excess": found, "runs": result["runs"]}
 
 
-def table(result: dict[str, Any], kind: str = "regret") -> Group:
-    """In per cent, a line for each workload and optimizer, and what became of the goals.
-
-    ``kind`` is ``"regret"`` or ``"excess"``; the latter has a second table, of AutoLR in detail.
-    """
+def table(result: dict[str, Any]) -> Group:
+    """In per cent, a line for each workload and optimizer, AutoLR in detail, and what became of the goals."""
     from rich.console import Group
     from rich.table import Table
 
-    def bold(text: str) -> str:
-        return f"[bold]{text}[/bold]"
-
+    found = result["excess"]
     missing = f"; {result['missing_runs']} runs are still missing" if result["missing_runs"] else ""
-    if kind == "excess":
-        found = result["excess"]
-        title = (
-            "Excess over the tuned sweep, %, chosen over chosen (in brackets: both as they end)"
-            if leading(found) == "chosen"
-            else "Excess over the tuned sweep, %, both as they end"
-        )
-        grids = {title + missing: matrix(found, bold), "AutoLR in detail": detail(found)}
-    else:
-        found = result
-        grids = {f"Normalised regret of the final held-out loss, %{missing}": grid(result, bold)}
+    title = f"Excess over the tuned sweep, %, chosen over chosen (in brackets: both as they end){missing}"
     views = []
-    for title, (headings, lines) in grids.items():
-        views.append(Table(*headings, title=title))
+    for heading, (headings, lines) in {
+        title: matrix(found, lambda text: f"[bold]{text}[/bold]"),
+        "AutoLR in detail": detail(found),
+    }.items():
+        views.append(Table(*headings, title=heading))
         for place, line in enumerate(lines):
             views[-1].add_row(*line, end_section=place == len(found["pairs"]) - 1)
-    unpaired = unpaired_note(found) if kind == "excess" else ""
+    unpaired = unpaired_note(found)
     return Group(*views, *([unpaired] if unpaired else []), *_notes(result, found["goals"]))
 
 
 def _notes(result: Mapping[str, Any], goals: Mapping[str, Any]) -> Iterator[str]:
-    for rate, over in misled(result).items():
-        value = "∞" if over["mean"] is None else f"mean {over['mean']}, worst {over['worst']}"
-        yield f"AutoLR with an optimizer built at {rate}, one seed, regret: {value}"
     for name, goal in goals.items():
         of = f" of {goal['of']}" if "of" in goal else ""
         where = f" ({'; '.join(goal['behind'])})" if goal.get("behind") else ""
         measured = f"{goal['measured']}{of} ≤ {goal['at_most']}{where}"
         yield f"goal: {name}: {'met' if goal['met'] else 'missed'}: {measured}"
-    kinds = Counter((row["workload"], row["arm"].partition("@")[0], row["error"]) for row in result["failed"])
+    kinds = Counter((row["workload"], row["arm"], row["error"]) for row in result["failed"])
     for (workload, arm, error), count in kinds.items():
         yield f"failed: {workload} {arm}, {count} runs: {error.replace('[', '(')}"
     yield from result["caveats"]

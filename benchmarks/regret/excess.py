@@ -1,6 +1,6 @@
-"""What a learning rate that nobody gave costs, in words that need no untrained loss.
+"""What a learning rate that nobody gave costs.
 
-Normalised regret divides by what a run gained, and so hides what a large first loss hides. *Excess* is
+*Excess* is
 L/L_tuned − 1 in per cent, seed by seed against the tuned run of the same seed; beside it stand the factor by
 which a hand-picked rate would have to be off to do as badly, and how many random rates one would have to try
 to expect as much (:mod:`benchmarks.regret.curve`). All of it is arithmetic on rows.
@@ -233,7 +233,7 @@ def _goals(
     goals["mean excess, chosen over the sweep as it ends, at most 0 %"] = _at_most(
         ours.get("chosen_over_ends", {}).get("mean"), 0.0
     )
-    runs = [row for row in rows if row["arm"].partition("@")[0] == "autolr"]
+    runs = [row for row in rows if row["arm"] == "autolr"]
     worse = [
         f"{row['workload']} {row['optimizer']} {row['arm']} seed {row['seed']}"
         for row in runs

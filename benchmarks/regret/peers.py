@@ -8,7 +8,6 @@ the number of steps, and a function that gives the loss of a training batch.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib import import_module
@@ -21,7 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from benchmarks.regret.optimizers import MOMENTUM, WEIGHT_DECAY, build, rate
 from benchmarks.regret.plan import DEFAULT_RATES
-from benchmarks.regret.trainer import WARM_UP, Trainer, stepping, with_wsd
+from benchmarks.regret.trainer import WARM_UP, Trainer, stepping
 
 __all__ = ["PEERS", "greedy"]
 
@@ -40,26 +39,6 @@ def _prodigy(name: str, model: nn.Module, steps: int, _: TrainingLoss) -> Traine
         )
     scheduler = CosineAnnealingLR(optimizer, T_max=steps)
     return Trainer([optimizer], stepping([scheduler]), lambda: rate([optimizer], "d", "lr"))
-
-
-def _dadaptation(name: str, model: nn.Module, steps: int, _: TrainingLoss) -> Trainer:
-    """With the schedule one would use anyway, as its README says."""
-    package = _peer("dadaptation")
-    if name == "adamw":
-        with redirect_stdout(io.StringIO()):
-            optimizer = package.DAdaptAdam(
-                model.parameters(), lr=1.0, weight_decay=WEIGHT_DECAY, decouple=True
-            )
-    else:
-        optimizer = package.DAdaptSGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
-    scheduler = with_wsd(optimizer, steps)
-
-    def lr() -> float:
-        # The variant of SGD divides by the norm of the first gradient.
-        norm = optimizer.param_groups[0].get("g0_norm", 1.0)
-        return rate([optimizer], "d", "lr") / norm if norm else math.inf
-
-    return Trainer([optimizer], stepping([scheduler]), lr)
 
 
 def _schedule_free(name: str, model: nn.Module, steps: int, training_loss: TrainingLoss) -> Trainer:
@@ -99,17 +78,6 @@ def _averaging(model: nn.Module, optimizer: Any, training_loss: TrainingLoss, *l
     return Trainer([optimizer], lambda loss: None, lambda: rate([optimizer], *lr), finish)
 
 
-def _mechanic(name: str, model: nn.Module, steps: int, _: TrainingLoss) -> Trainer:
-    """Around torch's optimizer at a learning rate of 1, as its README says, under the schedule."""
-    (optimizer,) = build(name, model, 1.0, _peer("mechanic_pytorch").mechanize)
-    scheduler = with_wsd(optimizer, steps)
-
-    def lr() -> float:
-        return rate([optimizer], "lr") * float(optimizer.state["_mechanic"]["s"].sum())
-
-    return Trainer([optimizer], stepping([scheduler]), lr)
-
-
 def greedy(
     name: str,
     model: nn.Module,
@@ -145,9 +113,7 @@ def greedy(
 PEERS: dict[str, Callable[[str, nn.Module, int, TrainingLoss], Trainer]] = {
     "prodigy": _prodigy,
     "prodigy-schedulefree": _prodigy_schedule_free,
-    "dadaptation": _dadaptation,
     "schedule-free": _schedule_free,
-    "mechanic": _mechanic,
     "greedy": greedy,
 }
 

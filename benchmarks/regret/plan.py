@@ -1,4 +1,4 @@
-"""Which runs the regret benchmark is made of, in which order, and the file that remembers those done.
+"""Which runs the excess is made of, in which order, and the file that remembers those done.
 
 A prefix of the order is already a table: seed 0 of everything comes first, and the sweep, which every other
 arm is measured against, before the rest. What a sweep has found so far decides where it goes on, and which of
@@ -31,7 +31,6 @@ __all__ = [
     "next_half_decade",
     "planned",
     "run_of",
-    "sweep_alone",
 ]
 
 #: Those of the table, and all there are.
@@ -42,24 +41,18 @@ SCHEDULES = ("wsd", "onecycle")
 DEFAULT_RATES = {"adamw": 1e-3, "sgd": 1e-3, "lion": 1e-4, "muon": 1e-3}
 #: Each arm that is not swept, with the schedule it is used with.
 ARMS = {
-    "default": "wsd",
     "default-onecycle": "onecycle",
     "autolr": "own",
     "prodigy": "cosine",
     "prodigy-schedulefree": "constant",
-    "dadaptation": "wsd",
     "schedule-free": "warm-up",
-    "mechanic": "wsd",
     "greedy": "own",
 }
 #: Arms that are not for every optimizer: variants of some, and what takes a single one.
 _ONLY = {
     "prodigy": ("adamw",),
     "prodigy-schedulefree": ("adamw",),
-    "dadaptation": ("adamw", "sgd"),
     "schedule-free": ("adamw", "sgd"),
-    "mechanic": ("adamw", "sgd", "lion"),
-    "published": ("adamw", "sgd", "lion"),
 }
 #: Without a linear layer before the last there is nothing for Muon to do.
 WITHOUT_MATRICES = ("quadratic", "digits-cnn", "images", "few-images")
@@ -72,7 +65,6 @@ STARTS = {
 }
 #: A regret, as a share.
 _FAR = 0.1
-_MISLED = ("1e-8", "1e-4", "1", "10")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +82,7 @@ class Run:
     steps: int | None = None
 
     def __str__(self) -> str:
-        rate = "" if self.lr is None or "@" in self.arm else f" {self.lr:g}"
+        rate = "" if self.lr is None else f" {self.lr:g}"
         return f"{self.workload} {self.optimizer} {self.arm}{rate} {self.schedule} seed {self.seed}"
 
 
@@ -102,7 +94,6 @@ class Plan:
     optimizers: tuple[str, ...] = USUAL
     seeds: int = 3
     arms: tuple[str, ...] = tuple(ARMS)
-    misled: tuple[str, ...] = _MISLED
     schedules: tuple[str, ...] = SCHEDULES
     starts: Mapping[str, Sequence[int]] = field(default_factory=lambda: STARTS)
     extensions: int = 4
@@ -141,20 +132,7 @@ def planned(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
         runs += (replace(run, seed=seed) for run in swept if seed == 0 or run not in behind)
         for arm in plan.arms:
             runs += (_other(plan, pair, arm, seed) for pair in plan.pairs if _applies(arm, pair[1]))
-    runs += (plan.run(pair, f"autolr@{lr}", 0, lr=float(lr)) for lr in plan.misled for pair in plan.pairs)
     return runs + [replace(run, seed=seed) for seed in range(1, plan.seeds) for run in behind]
-
-
-def sweep_alone(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
-    """The sweep and nothing else, without the other seeds of what is far behind: enough for a yardstick."""
-    swept = _sweeps(plan, finished)
-    behind = _far_behind(swept, finished)
-    return [
-        replace(run, seed=seed)
-        for seed in range(plan.seeds)
-        for run in swept
-        if seed == 0 or run not in behind
-    ]
 
 
 def _sweeps(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
@@ -164,16 +142,6 @@ def _sweeps(plan: Plan, finished: Mapping[Run, Row]) -> list[Run]:
         for pair in plan.pairs
         for exponent in _sweep_of(plan, pair, finished)
         for schedule in plan.schedules
-    ]
-
-
-def published(plan: Plan) -> list[Run]:
-    """The published controller's runs, which take four processes each and come last."""
-    return [
-        plan.run(pair, "published", seed, lr=DEFAULT_RATES[pair[1]], schedule="onecycle")
-        for seed in range(plan.seeds)
-        for pair in plan.pairs
-        if _applies("published", pair[1])
     ]
 
 
@@ -223,7 +191,7 @@ def _applies(arm: str, optimizer: str) -> bool:
 
 
 def _other(plan: Plan, pair: tuple[str, str], arm: str, seed: int) -> Run:
-    lr = DEFAULT_RATES[pair[1]] if arm.startswith("default") else None
+    lr = DEFAULT_RATES[pair[1]] if arm == "default-onecycle" else None
     return plan.run(pair, arm, seed, lr=lr, schedule=ARMS[arm])
 
 

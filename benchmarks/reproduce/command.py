@@ -27,7 +27,7 @@ from benchmarks.reproduce.crash import RULE, judged
 from benchmarks.reproduce.plan import CONFIGURATIONS, Plan, Row, Rows, Settings, planned
 from benchmarks.reproduce.runs import PRETRAINING_LR, SETTINGS, execute
 from benchmarks.reproduce.tasks import FEEDS, REPLICAS, SCALES, Task, data_file, digest, language, make
-from benchmarks.reproduce.text import as_csv, as_text, said
+from benchmarks.reproduce.text import said
 
 __all__ = ["NAMES", "run", "said", "write"]
 
@@ -231,23 +231,14 @@ def file_name(result: Mapping[str, Any]) -> str:
 
 
 def write(result: dict[str, Any], folder: Path, as_json: str) -> list[Path]:
-    """The table or the figure with its numbers, and the page of all that lies in the folder; those files."""
+    """The numbers, and of a figure the drawing; those files."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"json": as_json}
-    if "sweep" in result:
-        texts |= {"csv": as_csv(result), "txt": as_text(result)}
-    files = []
-    for suffix, text in texts.items():
-        files.append(folder / f"{file_name(result)}.{suffix}")
-        files[-1].write_text(text, encoding="utf-8")
-    return files + _drawn(result, folder)
+    files = [folder / f"{file_name(result)}.json"]
+    files[0].write_text(as_json, encoding="utf-8")
+    if result["name"].startswith("figure"):
+        # Imported here, for nobody else needs what draws; and by now the numbers are written.
+        from benchmarks.reproduce.figures import svg
 
-
-def _drawn(result: dict[str, Any], folder: Path) -> list[Path]:
-    # Imported here, for nobody else needs what draws; and by now the numbers are written.
-    from benchmarks.reproduce.figures import figure2, figure3
-    from benchmarks.reproduce.page import page
-
-    draw = {"figure2": figure2, "figure3": figure3}.get(result["name"])
-    figures = [] if draw is None else draw(result, folder / file_name(result))
-    return [*figures, page(folder)]
+        files.append(folder / f"{file_name(result)}.svg")
+        files[1].write_text(svg(result), encoding="utf-8")
+    return files

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 try:
@@ -34,7 +33,7 @@ from benchmarks.reproduce.figure_layout import (
     trailing,
 )
 
-__all__ = ["figure2", "figure3", "svg"]
+__all__ = ["svg"]
 
 Result = Mapping[str, Any]
 
@@ -53,7 +52,6 @@ _REFERENCES = {"base_rate_loss": "base rates", "bayes_loss": "Bayes loss"}
 _WIDTH, _LEFT, _RIGHT = 11.0, 0.85, 1.5
 _TITLE, _BOTTOM, _LINE, _BETWEEN = 0.28, 0.55, 0.19, 0.3
 _LABEL = 0.165
-_PNG_DPI = 150
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -88,23 +86,13 @@ class _Label:
     colour: str
 
 
-def figure2(result: Result, path: Path) -> list[Path]:
-    """Draw training loss against steps, a panel for each block, as ``path``.svg and ``path``.png."""
-    return _written(result, path, _draw2)
-
-
-def figure3(result: Result, path: Path) -> list[Path]:
-    """Draw the groups' learning rates, and below their factors on plain OneCycle, as figure2 does."""
-    return _written(result, path, _draw3)
-
-
 def svg(result: Result) -> str:
-    """The SVG document that ``figure2`` or ``figure3`` writes, whichever the result is of."""
+    """The SVG document of figure2, loss against steps, or figure3, the groups' rates and their factors."""
     drawers = {"figure2": _draw2, "figure3": _draw3}
     if result["name"] not in drawers:
         raise ValueError(f"svg: the result must be one of figure2, figure3, got {result['name']!r}")
     with _styled():
-        return _saved(result, drawers[result["name"]](result), "svg").decode()
+        return _saved(result, drawers[result["name"]](result))
 
 
 @contextmanager
@@ -116,25 +104,12 @@ def _styled() -> Iterator[None]:
         yield
 
 
-def _written(result: Result, path: Path, draw: Callable[[Result], Figure]) -> list[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with _styled():
-        figure = draw(result)
-        for kind in ("svg", "png"):
-            # Not with_suffix: a name may hold a dot.
-            paths.append(path.with_name(f"{path.name}.{kind}"))
-            paths[-1].write_bytes(_saved(result, figure, kind))
-    return paths
-
-
-def _saved(result: Result, figure: Figure, kind: str) -> bytes:
+def _saved(result: Result, figure: Figure) -> str:
     file = BytesIO()
-    title = str(result.get("title", ""))
     # Neither the time nor the version: a figure changes when its numbers do.
-    about = {"Title": title, "Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    figure.savefig(file, format=kind, dpi=_PNG_DPI if kind == "png" else 72, metadata=about)
-    return file.getvalue()
+    about = {"Title": str(result.get("title", "")), "Date": None, "Creator": None}
+    figure.savefig(file, format="svg", dpi=72, metadata=about)
+    return file.getvalue().decode()
 
 
 def _draw2(result: Result) -> Figure:

@@ -1,19 +1,17 @@
-"""The results of the paper's experiments in words: for a terminal, a spreadsheet, a document."""
+"""The results of the paper's experiments in words, for a terminal."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["as_csv", "as_text", "markdown", "said"]
+__all__ = ["said"]
 
 
 def said(result: Mapping[str, Any]) -> str:
     """What is printed: the table, or what a figure shows in a sentence for each block."""
     if "sweep" in result:
-        return as_text(result)
+        return _as_text(result)
     lines = [str(result["title"])]
     for block in result["blocks"]:
         lines.append(f"{block['title']}:")
@@ -26,7 +24,7 @@ def said(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, result["crash_rule"], *result["caveats"]]) + "\n"
 
 
-def as_text(result: Mapping[str, Any]) -> str:
+def _as_text(result: Mapping[str, Any]) -> str:
     """The table as it is printed; † marks a crash."""
     parts = [
         f"{result['title']}\nLoss: {result['loss_unit']}.\n"
@@ -115,48 +113,6 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
         f"failed: {one['configuration']}, seed {one['seed']}: {one['error']}" for one in result["failed"]
     ]
     return [*notes, result["crash_rule"], *result["caveats"]]
-
-
-def as_csv(result: Mapping[str, Any]) -> str:
-    """The same table, a line for each configuration of each block, empty where there is no number."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV)
-    for block in result["blocks"]:
-        for row in block["rows"]:
-            paper = row["paper"] or {"loss": None, "crashed": None}
-            means = [row[name][part] for name in ("train", "held_out") for part in ("mean", "half_width")]
-            counts = [row[name] for name in ("seeds", "crashed", "crash_step", "seconds")]
-            rest = [row["lr"], paper["loss"], paper["crashed"], *means, *counts]
-            writer.writerow([block["name"], row["configuration"], *rest])
-    return text.getvalue()
-
-
-_CSV = (
-    *("block", "configuration", "lr", "paper_loss", "paper_crashed"),
-    *("train", "train_half_width", "held_out", "held_out_half_width"),
-    *("seeds", "crashed", "crash_step", "seconds"),
-)
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """The table, or what a figure shows, for a document."""
-    parts = []
-    for block in result["blocks"]:
-        parts.append(f"{_capital(block['title'])}:")
-        if "rows" in block:
-            parts.append(_markdown([_HEADINGS, *(_cells(row) for row in block["rows"])]))
-        elif "curves" in block:
-            parts.append(" ".join(f"{_crashes(curve)}." for curve in block["curves"]))
-        else:
-            parts.append(block["order"]["sentence"] if block["order"] else "There is no run yet.")
-    notes = [] if result["name"].startswith("figure") else _notes(result)
-    return "\n\n".join([*parts, " ".join(notes)]).rstrip()
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    rows = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
 
 
 def _crashes(curve: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from hdet.replicas.averaging import MOST_MEMORY_BYTES, BucketedMean
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["markdown", "run", "table"]
+__all__ = ["run", "table"]
 
 _MEMORY_GOAL, _TIME_GOAL, _PACKING_GOAL = 1.0, 0.02, 0.8
 #: Width, layers, heads, words, tokens of a sequence, sequences of a batch.
@@ -358,12 +358,6 @@ def _title(result: dict[str, Any]) -> str:
         f"AutoLR around {result['parameters'] / 1e6:,.0f} M parameters in bfloat16, "
         f"{result['windows']} windows, a plain step of {result['step_ms']:.0f} ms"
     )
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """For the document of evidence."""
-    lines = [f"| {_title(result)} | |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in _lines(result))])
 
 
 def table(result: dict[str, Any]) -> Table:

@@ -30,7 +30,7 @@ from hdet.replicas.launch import LocalProcesses
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["markdown", "run", "table"]
+__all__ = ["run", "table"]
 
 _GOAL = 3.0
 #: Replicas of a search, its steps, and how many times the time of plain training of one it may take.
@@ -299,16 +299,3 @@ def _said(search: dict[str, Any]) -> str:
         f"{search['model']}, {norms}: {_SEARCHED} replicas under AutoTune {search['search_ms']:.2f} ms a "
         f"step, one plain {search['plain_ms']:.2f} ms"
     )
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The table and, under it, by how much stacked replicas are faster."""
-    lines = [f"| {' | '.join(_HEADINGS)} |", "|---" * len(_HEADINGS) + "|"]
-    lines += [f"| {' | '.join(_cells(row))} |" for row in _ordered(result)]
-    said = "; ".join(
-        f"{name.partition(':')[0]}, {name.partition(' × ')[2]}: **× {goal['measured']:.2f}**"
-        for name, goal in result["goals"].items()
-    )
-    lines += ["", f"Throughput of stacked replicas over that of processes: {said}."]
-    searches = [f"{_said(one)}, **× {one['ratio']:.2f}**" for one in result.get("searches", ())]
-    return "\n".join([*lines, *(["", f"{'; '.join(searches)}."] if searches else [])])

@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,13 +29,12 @@ from benchmarks.zoo.families import PARTS
 from benchmarks.zoo.plan import Cell, Plan, Run, run_of
 from benchmarks.zoo.prior import ROWS as SWEPT
 from benchmarks.zoo.runs import execute
-from hdet.autolr import best, search, window
+from hdet.autolr import best
 from hdet.autolr.rule import HorizonController
-from hdet.loop.windows import Windows
 
-__all__ = ["AS_IT_IS", "COSTS", "ROWS", "VARIANTS", "compare", "execute_variant", "main", "run"]
+__all__ = ["AS_IT_IS", "ROWS", "VARIANTS", "compare", "execute_variant", "main", "run"]
 
-ROWS = Path(__file__).with_name("rows-ablation.jsonl")
+ROWS = Path("runs/zoo-ablation.jsonl")
 #: The name of a variant, and one of its runs.
 Job = tuple[str, Run]
 
@@ -82,40 +80,10 @@ VARIANTS: Mapping[str, _Variant] = {
 }
 
 
-def _cheaper(share: float, iterates: int, batches: int) -> _Variant:
-    instead = {(search, "Windows"): partial(Windows, share=share), (window, "_ITERATES"): iterates}
-    return {"per_sync": batches}, instead
-
-
-#: What would make AutoLR cheaper: by what share windows grow, of how many iterates their means are, and of
-#: how many batches their losses. The first is AutoLR as it was when this was asked.
-COSTS: Mapping[str, _Variant] = {
-    f"windows {share:g}, iterates {iterates}, batches {batches}": _cheaper(share, iterates, batches)
-    for share, iterates, batches in (
-        (0.2, 32, 4),
-        (0.5, 8, 2),
-        (0.35, 8, 3),
-        (0.5, 8, 4),
-        (0.35, 8, 2),
-        (0.5, 32, 4),
-        (0.2, 8, 4),
-        (0.2, 32, 2),
-        (0.35, 32, 4),
-        (1.0, 32, 4),
-        (0.2, 16, 4),
-        (0.2, 32, 3),
-        (0.14, 32, 3),
-        (0.14, 32, 4),
-        (0.1, 32, 2),
-        (0.1, 32, 4),
-    )
-}
-
-
 def execute_variant(job: Job, steps: int | None = None) -> Row:
     """The row of the zoo, with the name of the variant."""
     name, one = job
-    given, constants = {**VARIANTS, **COSTS}[name]
+    given, constants = VARIANTS[name]
     with ExitStack() as stack:
         for (module, constant), value in constants.items():
             stack.enter_context(patch.object(module, constant, value))

@@ -20,7 +20,7 @@ from benchmarks.zoo.others import OTHERS, others
 from benchmarks.zoo.plan import PEERS, Cell, Plan, Run, best_settings, first_seed, loss_of
 from hdet.autolr.prior import likely_rates
 
-__all__ = ["MEASURES", "analyse", "excess"]
+__all__ = ["MEASURES", "analyse", "excess", "excess_loss"]
 
 #: As it ends, and with the choice of weights.
 MEASURES = ("test", "test_chosen")
@@ -127,7 +127,7 @@ def _method(
 ) -> dict[str, Any]:
     told: dict[str, Any] = {"seeds": len(rows)}
     for measure in MEASURES:
-        losses = [_loss(row, seen[measure]) for row in rows]
+        losses = [excess_loss(row, seen[measure]) for row in rows]
         told[f"excess_{measure}"] = excess(statistics.fmean(losses), sweep[measure]["loss"], floor)
     best = sweep["test_chosen"]["loss"]
     told["lost"] = sum(_lost(row, seen["test_chosen"], best, floor) for row in rows)
@@ -139,7 +139,7 @@ def _method(
 
 
 def _lost(row: Row, name: str, best: float, floor: float) -> bool:
-    loss = _loss(row, name)
+    loss = excess_loss(row, name)
     return excess(loss, best, floor) > _FAR or row["start"] - loss < _NO_WAY * (row["start"] - best)
 
 
@@ -153,7 +153,7 @@ def _better(best: Mapping[tuple[float, str], Sequence[Row | None]], measure: str
     """The better of the two settings that seed 0 led to, by the seeds that both have."""
     both = [rows for rows in zip(*best.values(), strict=True) if None not in rows]
     means = {
-        setting: statistics.fmean(_loss(rows[place], measure) for rows in both)
+        setting: statistics.fmean(excess_loss(rows[place], measure) for rows in both)
         for place, setting in enumerate(best)
     }
     rate, schedule = min(means, key=lambda setting: means[setting])
@@ -190,7 +190,7 @@ def _ahead(line: Mapping[str, Any], method: str, measure: str) -> bool:
     return other is not None and bool(line[method][name] < other[name])
 
 
-def _loss(row: Row | None, name: str) -> float:
+def excess_loss(row: Row | None, name: str) -> float:
     """Where it began, if the run has left nothing finite."""
     assert row is not None
     loss = loss_of(row, name)

@@ -19,9 +19,8 @@ _LINEAR = 3.0
 _TICKS = (-30, -10, 0, 10, 30, 100, 300, 1000)
 _LINES = {
     "autolr": ("AutoLR", "#e8590c", 3.0),
-    "before": ("AutoLR of 0.2.0", "#e8590c88", 1.4),
     "one rate": ("one rate, from fit", "#2c9c6a", 1.4),
-    "prior": ("the prior's rate", "#3b8edb", 1.4),
+    "prior": ("the usual rate", "#3b8edb", 1.4),
     "random 8": ("best of 8 rates", "#9a6dd7", 1.4),
     "random 4": ("best of 4 rates", "#c9559e", 1.4),
     "default": ("default rate", "#8c959f", 1.4),

@@ -4,7 +4,7 @@ Ways to spend the same samples in the same steps on the zoo's tasks, all without
 process on a batch N times as large; N processes that train apart and are averaged at every window, nothing
 explored; the same with what ``explore="auto"`` finds; and the variants of :data:`ARMS`. Only tasks count
 whose loss is a mean over rows and whose batch, N times as large, is not more than all of them.
-docs/protocols/replicas.md says what is compared.
+PROTOCOL.md says what is compared.
 """
 
 from __future__ import annotations

@@ -56,9 +56,8 @@ def test_every_benchmark_takes_the_options_that_it_is_listed_with():
         experiment = import_module(f"benchmarks.{listed.module}")
         assert callable(experiment.table)
         taken = inspect.signature(experiment.run).parameters.keys() - {"quick", "device", "on_progress"}
-        given = {"with_published" if option == "published" else option for option in listed.options}
-        assert taken == given - {"chart", "table"}, name
-        assert hasattr(experiment, "chart") == ("chart" in given), name
+        assert taken == listed.options.keys() - {"chart"}, name
+        assert hasattr(experiment, "chart") == ("chart" in listed.options), name
 
 
 def test_options_are_handed_on_and_those_it_does_not_take_refused(tmp_path, monkeypatch):
@@ -69,13 +68,13 @@ def test_options_are_handed_on_and_those_it_does_not_take_refused(tmp_path, monk
         return {}
 
     fake = types.SimpleNamespace(run=measure, table=lambda result: "shown")
-    monkeypatch.setitem(sys.modules, "benchmarks.replicas.command", fake)
+    monkeypatch.setitem(sys.modules, "benchmarks.lightbench.command", fake)
     monkeypatch.chdir(tmp_path)
-    given = ["--seeds", "2", "--rows", "kept.jsonl", "--processes", "1", "--minutes", "1.5"]
-    assert run(app, ["replicas", *given]).exit_code == 0
-    assert seen == {"seeds": 2, "rows": Path("kept.jsonl"), "processes": 1, "minutes": 1.5}
+    given = ["--steps", "60", "--rows", "kept.jsonl", "--processes", "1", "--minutes", "1.5"]
+    assert run(app, ["lightbench", *given]).exit_code == 0
+    assert seen == {"steps": 60, "rows": Path("kept.jsonl"), "processes": 1, "minutes": 1.5}
     for wrong, said in (
-        (["replicas", "--chart", "2"], "benchmarks: No such option: --chart"),
+        (["lightbench", "--chart", "2"], "benchmarks: No such option: --chart"),
         (["regret", "--workloads", "x"], "benchmarks: Invalid value for '--workloads': must be some of"),
         (["speed"], "benchmarks: No such command 'speed'"),
     ):

@@ -15,7 +15,12 @@ import pytest
 
 from tests import ROOT
 
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), *ROOT.glob("examples/*.md")]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *ROOT.glob("examples/*.md"),
+    *ROOT.glob("benchmarks/*/*.md"),
+]
 DOCUMENTS = [page for page in DOCUMENTS if "_build" not in page.parts]
 
 _FENCES = re.compile(r"^[ \t>]*(`{3,}|~{3,}).*?^[ \t>]*\1[`~]*[ \t]*$", re.DOTALL | re.MULTILINE)

@@ -8,10 +8,9 @@ when a document and its JSON part:
 - ``<!-- number: NAME PATH SPEC -->`` … ``<!-- end -->``, within a line, with a single number
   (:mod:`.numbers`);
 - ``<!-- source: NAME … -->`` … ``<!-- end -->``, within a line, with command, machine and date of files;
-- ``<!-- claims -->`` … ``<!-- end -->`` with the table of all claims, ``<!-- claims counts -->`` with how
-  many have which verdict.
+- ``<!-- verdicts -->`` … ``<!-- end -->`` with what of the paper holds (:mod:`benchmarks.paper.verdicts`).
 
-It also draws what is drawn from the evidence alone, and writes docs/evidence/index.json.
+It also draws what is drawn from the evidence alone.
 """
 
 from __future__ import annotations

@@ -17,15 +17,12 @@ from benchmarks.paper.chart import chart
 from benchmarks.regret.analysis import COLUMNS
 from benchmarks.tools.quote.tables.brief import called, known, methods
 
-__all__ = ["DRAWN", "draw", "drawings"]
-
-#: Each drawing, and the file that it is drawn from.
-DRAWN = {"excess-brief.svg": "excess", "paper-edge.svg": "paper"}
+__all__ = ["draw", "drawings"]
 
 _WIDTH, _LEFT, _RIGHT = 800, 182, 40
 _TOP, _ROW, _BOTTOM = 40, 46, 52
-#: The first row, with the names of the lines that are lost below its dots.
-_FIRST = 92
+#: Below the dots of the first row, the name of a line that is lost.
+_NAME = 15
 _TEXT, _FAINT, _OURS, _OTHERS = "#768390", "#76839055", "#e8590c", "#4f86c6"
 #: Per cent; below it the axis is about linear, above it logarithmic.
 _LINEAR = 1.0
@@ -37,10 +34,10 @@ _TITLE = "Held-out loss above a tuned sweep's, per cent: a dot for each kind of 
 
 def drawings(evidence: Path) -> dict[str, str]:
     """The charts that are drawn from the evidence alone, by the names of their files."""
-    drawn_by = {"excess": draw, "paper": chart}
+    drawn = {"excess-brief.svg": ("excess", draw), "paper-edge.svg": ("paper", chart)}
     return {
-        drawing: drawn_by[name](json.loads((evidence / f"{name}.json").read_text(encoding="utf-8")))
-        for drawing, name in DRAWN.items()
+        drawing: drawer(json.loads((evidence / f"{name}.json").read_text(encoding="utf-8")))
+        for drawing, (name, drawer) in drawn.items()
     }
 
 
@@ -48,12 +45,13 @@ def draw(result: Mapping[str, Any]) -> str:
     """An SVG document of the excess, chosen over chosen."""
     pairs = result["excess"]["pairs"]
     arms = methods(pairs)
-    bottom = _TOP + _FIRST + _ROW * (len(arms) - 1)
+    first = _ROW + 6 + _NAME * len(_losses(pairs))
+    bottom = _TOP + first + _ROW * (len(arms) - 1)
     parts = _axis(bottom)
     top = _TOP
     for arm in arms:
-        height = _FIRST if arm == "autolr" else _ROW
-        parts += _row(arm, pairs, top, height)
+        height = first if arm == "autolr" else _ROW
+        parts += _row(arm, pairs, top)
         if top > _TOP:
             parts.append(_line(14, top, _WIDTH - 14, top, _FAINT))
         top += height
@@ -66,7 +64,7 @@ def draw(result: Mapping[str, Any]) -> str:
     )
 
 
-def _row(arm: str, pairs: Sequence[Mapping[str, Any]], top: float, height: float) -> list[str]:
+def _row(arm: str, pairs: Sequence[Mapping[str, Any]], top: float) -> list[str]:
     ours, middle = arm == "autolr", top + _ROW / 2
     colour = _OURS if ours else _OTHERS
     weight = ' font-weight="bold"' if ours else ""
@@ -86,7 +84,7 @@ def _row(arm: str, pairs: Sequence[Mapping[str, Any]], top: float, height: float
         where = f'cx="{x:.1f}" cy="{y:.1f}"'
         parts.append(f'<circle {where} r="{_RADIUS}" fill="{colour}">{tip}</circle>')
         if name in losses:
-            label = top + height - 25 + 15 * list(losses).index(name)
+            label = top + _ROW + 10 + _NAME * list(losses).index(name)
             parts.append(f'<circle {where} r="6.8" fill="none" stroke="{_TEXT}" stroke-width="1.5"/>')
             parts.append(_line(x, y + 7, x, label - 4, _TEXT))
             parts.append(_line(x, label - 4, x + 7, label - 4, _TEXT))

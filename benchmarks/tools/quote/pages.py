@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.tools.claims import table as claims
+from benchmarks.paper import verdicts
 from benchmarks.tools.quote.numbers import number
 from benchmarks.tools.quote.tables import made_by, quoted
 
 __all__ = ["fill", "pages"]
 
 #: What begins a place, and what ends one; a mark in a code span is text about marks.
-_MARK = re.compile(r"(?<!`)<!-- *(quote|number|source|claims|end)\b(.*?)-->", re.DOTALL)
-_CLAIMS = {"": claims.table, "counts": claims.counts}
+_MARK = re.compile(r"(?<!`)<!-- *(quote|number|source|verdicts|end)\b(.*?)-->", re.DOTALL)
 #: All that may stand before a mark and still leave its line to begin with it.
 _NOTHING = re.compile(r"[\s>]*(?:[-*+]\s+|\d+[.)]\s+)?")
 
 
 def pages(root: Path) -> list[str]:
-    """README.md and the pages of docs/, relative to ``root``."""
-    return ["README.md", *sorted(f"docs/{file.name}" for file in (root / "docs").glob("*.md"))]
+    """README.md and the pages of docs/ and docs/evidence/, relative to ``root``."""
+    found = [*(root / "docs").glob("*.md"), *(root / "docs" / "evidence").glob("*.md")]
+    return ["README.md", *sorted(file.relative_to(root).as_posix() for file in found)]
 
 
 def fill(text: str, evidence: Path, page: str = "this text") -> str:
@@ -60,9 +60,7 @@ def _filled(text: str, mark: re.Match[str], evidence: Path) -> str:
         return number(rest, evidence) if kind == "number" else made_by(rest, evidence)
     if not text.startswith("\n", mark.end()):
         raise ValueError("a table needs lines of its own: end the line after the mark")
-    if kind == "claims":
-        if rest not in _CLAIMS:
-            raise ValueError(f"there is no table of claims {rest!r}: there is 'claims' and 'claims counts'")
-        return f"\n{_CLAIMS[rest](evidence)}\n"
+    if kind == "verdicts":
+        return f"\n{verdicts.table(evidence)}\n"
     name, _, part = rest.partition(" ")
     return f"\n{quoted(name, part.strip(), evidence)}\n"

@@ -28,7 +28,7 @@ __all__ = ["Alarm", "WeightPath", "WindowLoop", "WindowMean", "sketch", "sketch_
 T = TypeVar("T")
 
 #: So many iterates, and fewer than twice as many, make up the mean of a longer window. More cost time, and 16
-#: and 32 change nothing that is seen: docs/protocols/cost.md.
+#: and 32 change nothing that is seen (docs/log.md).
 _ITERATES = 8
 #: How often the alarm reads the norm of the weights in a window, and how many times its usual size means that
 #: they diverge.

@@ -17,11 +17,10 @@ def result() -> dict[str, Any]:
     for workload in ("newsfeed", "charlm"):
         about = {"workload": workload}
         rows += sweep(0.1, 1.0, 1.2, 0.8, **about)
-        rows += [row("default", seed, 1.5, lr=1e-3, **about) for seed in range(3)]
+        rows += [row("default-onecycle", seed, 1.5, lr=1e-3, **about) for seed in range(3)]
         rows += [row("autolr", seed, 1.01, **about) for seed in range(3)]
         rows += [row("prodigy", seed, 1.3, **about) for seed in range(3)]
-        rows += [row("mechanic", seed, 1.0, diverged=True, **about) for seed in range(3)]
-        rows += [row("autolr@1e-8", 0, 1.02, lr=1e-8, **about)]
+        rows += [row("greedy", seed, 1.0, diverged=True, **about) for seed in range(3)]
     plan, done = Plan(("newsfeed", "charlm"), seeds=3), Rows(None)
     for one in rows:
         done.add(one)

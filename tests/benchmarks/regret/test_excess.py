@@ -92,7 +92,7 @@ def test_goals() -> None:
             *OURS,
             *(run("default-onecycle", seed, 1.5) for seed in range(3)),
             *(run("prodigy", seed, 0.8) for seed in range(3)),
-            run("autolr@1", 0, 2.5),
+            run("autolr", 7, 2.5),
         ]
     )["goals"]
     assert {name: goal["met"] for name, goal in goals.items()} == {
@@ -109,7 +109,7 @@ def test_goals() -> None:
     assert (peers["measured"], peers["of"]) == (2, 2)
     assert peers["behind"][0].startswith("Prodigy: mean ")
     worse = goals["nothing ends worse than it began"]
-    assert (worse["behind"], worse["of"]) == (["quadratic adamw autolr@1 seed 0"], 4)
+    assert (worse["behind"], worse["of"]) == (["quadratic adamw autolr seed 7"], 4)
     assert not any(goal["met"] for goal in compare([])["goals"].values())
 
 

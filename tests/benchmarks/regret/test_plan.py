@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.regret.plan import ARMS, Plan, Row, Run, next_half_decade, planned, published
+from benchmarks.regret.plan import ARMS, Plan, Row, Run, next_half_decade, planned
 
 
 def test_a_sweep_goes_on_at_its_edges_alone() -> None:
@@ -38,16 +38,10 @@ def test_the_order_starts_with_the_sweep_of_the_first_seed() -> None:
     runs = planned(plan, {})
     assert len(set(runs)) == len(runs)
     assert {(run.arm, run.seed) for run in runs[:40]} == {("sweep", 0)}
-    own = [run for run in runs if "@" not in run.arm]
-    assert [run.seed for run in own] == sorted(run.seed for run in own)
-    assert runs[: len(own)] == own, "runs that must end like others come last"
-    assert {run.arm for run in runs if run.seed == 0} == {
-        *("sweep", *ARMS),
-        *("autolr@1e-8", "autolr@1e-4", "autolr@1", "autolr@10"),
-    }
-    assert {run.arm for run in runs if run.seed == 1} == {"sweep", *ARMS}
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    for seed in (0, 1):
+        assert {run.arm for run in runs if run.seed == seed} == {"sweep", *ARMS}
     assert not [run for run in runs if run.arm == "prodigy" and run.optimizer == "sgd"]
-    assert len(published(plan)) == 2 * 2 * 3
 
 
 def test_a_learning_rate_far_behind_waits_for_its_other_seeds() -> None:

@@ -14,8 +14,10 @@ def found(*more: Any) -> dict[str, Any]:
 
 
 def test_a_line_for_each_pair_and_the_summary_of_each_measure() -> None:
-    headings, lines = matrix(found(lost("mechanic", 0), run("prodigy", 0, 1.8)), lambda cell: f"<{cell}>")
-    assert headings == ["workload, optimizer", "tuned: loss @ LR", "Prodigy", "Mechanic", "AutoLR"]
+    headings, lines = matrix(
+        found(lost("schedule-free", 0), run("prodigy", 0, 1.8)), lambda cell: f"<{cell}>"
+    )
+    assert headings == ["workload, optimizer", "tuned: loss @ LR", "Prodigy", "Schedule-Free", "AutoLR"]
     assert lines[0][:2] == ["quadratic adamw", "0.9 @ 1 wsd"]
     assert lines[0][2:] == ["125 (80.0)", "∞ (∞)", "<1.87 ± 1.75 (3.24)>"]
     assert [line[0] for line in lines[1:]] == [

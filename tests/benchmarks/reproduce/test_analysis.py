@@ -10,7 +10,7 @@ import pytest
 from benchmarks.regret.analysis import interval
 from benchmarks.reproduce.analysis import CURVES, curves, learning_rates, table
 from benchmarks.reproduce.plan import CONFIGURATIONS
-from benchmarks.reproduce.text import as_text
+from benchmarks.reproduce.text import said
 from tests.benchmarks.reproduce.rows import GROUPS, PLAN, all_done, with_head
 
 
@@ -45,7 +45,7 @@ def test_auc_and_normalised_entropy_stand_beside_the_losses(result: dict[str, An
     header = result["runs"]["header"]
     assert header[-2:] == ["auc", "ne"]
     assert result["runs"]["rows"][0][-2] == [0.7, 0.6]
-    shown = [line.split() for line in as_text(result).splitlines() if line.startswith("Baseline-Low")]
+    shown = [line.split() for line in said(result).splitlines() if line.startswith("Baseline-Low")]
     assert shown[1] == ["Baseline-Low", "0.7100", "0.6000", "0.6550", "0.9000", "0.0000", "0.4500"]
 
 
@@ -56,7 +56,7 @@ def test_rows_from_before_auc_have_no_such_column() -> None:
     made = table(PLAN, old)
     assert made["runs"]["header"][-1] == "by_answer"
     assert not any("auc" in row for block in made["blocks"] for row in block["rows"])
-    assert "AUC" not in as_text(with_head("table1", made))
+    assert "AUC" not in said(with_head("table1", made))
 
 
 def test_figures_have_the_curves_of_every_seed() -> None:

@@ -55,5 +55,4 @@ def test_what_is_measured_is_told(result: dict) -> None:
     screen = io.StringIO()
     Console(file=screen, width=140).print(large.table(told))
     assert "1.50 × the weights" in screen.getvalue()
-    assert ", 80 steps of" in large.markdown(told)
-    assert "| extra memory on the device, at a window | 1.50 × the weights |" in large.markdown(told)
+    assert ", 80 steps of" in screen.getvalue()

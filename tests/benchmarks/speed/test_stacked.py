@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks.rows import Row
 from benchmarks.speed import stacked
-from tests.benchmarks.screen import shown
 
 
 def timed(way: str, replicas: int, gradients: str, per_second: float, model: str = "lm, 30 k") -> Row:
@@ -47,25 +47,13 @@ def test_the_table_of_stacked_replicas_shows_every_way_and_goal() -> None:
         "lm, 30 k: stacked at least 3 × processes, shared gradients": {"measured": 8.0, "met": True},
         "lm, 30 k: stacked at least 3 × processes, own gradients": {"measured": 2.5, "met": False},
     }
-    result: dict[str, Any] = {"goals": goals, "rows": TIMED}
-    text = stacked.markdown(result)
-    assert text.endswith(
-        "Throughput of stacked replicas over that of processes: lm, 30 k, processes, shared gradients: "
-        "**× 8.00**; lm, 30 k, processes, own gradients: **× 2.50**."
-    )
-    lines = text.splitlines()
+    screen = io.StringIO()
+    Console(file=screen, width=160).print(stacked.table({"goals": goals, "rows": TIMED, "searches": []}))
+    lines = [re.sub(r"\s*[│┃]\s*", " | ", line).strip() for line in screen.getvalue().splitlines()]
     assert "| lm, 30 k | 8 | shared gradients | processes | 12.3 ms (12.1–12.6) | 500 |" in lines
     assert "| lm, 30 k | 2 | shared gradients | stacked | 12.3 ms (12.1–12.6) | 9,000 |" in lines
-    # Ways stand together that are to be compared.
-    assert [re.split(r" \| ", line)[3] for line in lines[7:10]] == [
-        "stacked",
-        "processes",
-        "stacked, measured again",
-    ]
-    view = stacked.table(result)
-    assert view.row_count == len(TIMED) + len(goals)
-    printed = shown(view)
-    assert re.findall(r"\b(?:met|missed)\b", printed) == ["met", "missed"]
+    assert any("× 8.00 | met" in line for line in lines)
+    assert any("× 2.50 | missed" in line for line in lines)
 
 
 def test_a_quick_measurement_of_both_ways() -> None:
@@ -86,7 +74,6 @@ def test_a_quick_measurement_of_both_ways() -> None:
     for search in result["searches"]:
         assert search["ratio"] == pytest.approx(search["search_ms"] / search["plain_ms"], rel=2e-3)
         assert search["met"] == (search["ratio"] <= 1.5)
-    assert stacked.markdown(result).endswith("**.")
     assert stacked.table(result).row_count == len(result["rows"]) + len(result["goals"]) + 2
     goals = list(result["goals"].values())
     ratios = list(stacked._ratios(result["rows"], 2).values())

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from benchmarks.tools.claims.questions import anchor
 from tests import ROOT
 
 TEXT = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
@@ -15,6 +14,11 @@ SUBJECTS = {
     for part in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
 }
 TABLES = ("Tried and kept", "Tried and given up")
+
+
+def anchor(heading: str) -> str:
+    """What a link to a heading ends with, on GitHub and in MyST."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def entries(subject: str) -> dict[str, str]:

@@ -6,64 +6,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fan_out import command as fan_out
-from benchmarks.replicas import command as replicas
-from benchmarks.reproduce import text as reproduce
-from benchmarks.scale import command as scale
-from benchmarks.speed import feed, large, stacked
-from benchmarks.tools.claims.rules import machine_of
 from benchmarks.tools.quote.files import read
 from benchmarks.tools.quote.tables import brief, cost, faults, paper, rates, several, windows
+from benchmarks.tools.quote.tables.grid import machine_of
 
 __all__ = ["PARTS", "made_by", "quoted", "source"]
 
 #: The tables of an experiment: the usual one, and by a second word the others.
 PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
-    "converge": {"": cost.converge},
-    "step": {"": cost.step},
     "autolr": {"": cost.autolr},
-    "regret": {"": rates.regret, "excess": rates.excess, "brief": brief.brief},
-    "lightbench": {"": rates.lightbench},
+    "regret": {"brief": brief.brief},
     "zoo": {"": rates.zoo},
-    "zoo-ablation": {"": rates.zoo_ablation},
-    "zoo-cost": {"": rates.zoo_cost},
-    "zoo-choice": {"": rates.zoo_choice},
     "zoo-replicas": {
         "": several.zoo_replicas,
         "parts": several.zoo_parts,
         "sizes": several.zoo_sizes,
     },
-    "deepobs": {"": rates.deepobs},
     "autotune": {"": several.autotune},
-    "hyperparameters": {"": several.hyperparameters},
-    "delay": {"": several.delay},
-    "feed": {"": feed.markdown},
-    "large": {"": large.markdown},
-    "stacked": {"": stacked.markdown},
-    "replicas": {"": replicas.markdown},
-    "fan-out": {"": fan_out.markdown},
     "chaos": {"": faults.chaos},
     "decisions": {"": windows.text, "digits": windows.digits},
-    "scale": {"": scale.markdown},
-    "reproduce": {"": reproduce.markdown},
-    "paper": {
-        "edge": paper.edge,
-        "eq8": paper.eq8,
-        "averaging": paper.averaging,
-        "parts": paper.parts,
-        "large": paper.large,
-    },
+    "paper": {"edge": paper.edge, "large": paper.large},
 }
-_OVER_SEEDS = (*("regret", "hyperparameters", "delay", "replicas", "fan-out", "reproduce", "paper"),)
+_OVER_SEEDS = ("regret", "paper")
 _STATISTIC = {
     "chaos": "counts",
     "decisions": "one run of each",
-    "lightbench": "counts",
-    **dict.fromkeys(("zoo", "zoo-ablation", "zoo-cost"), "means over seeds"),
-    "zoo-choice": "means over runs",
+    "zoo": "means over seeds",
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
-    "deepobs": "means over seeds ± their deviation",
     "autolr": "runs take turns, on a CPU step by step, on a GPU in the order A B B A",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds; what follows ± is half of the 95 % confidence interval"),
 }

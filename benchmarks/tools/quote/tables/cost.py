@@ -1,58 +1,10 @@
-"""What a step, a sync and a whole run cost, as tables."""
+"""What a whole run costs, as a table."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["autolr", "converge", "step"]
-
-
-def converge(result: dict[str, Any]) -> str:
-    """Milliseconds to average the weights, in each way."""
-    ways = list(result["rows"][0]["milliseconds"])
-    lines = [
-        "| ranks | weights | " + " | ".join(ways) + " | extra memory |",
-        "|---" * (len(ways) + 3) + "|",
-    ]
-    for row in result["rows"]:
-        ms, ratio = row["milliseconds"], row["ratio_to_limit"]
-        cells = [f"{ms[way]:.0f} ms" + (f", ×{ratio[way]:.2f}" if ratio[way] != 1 else "") for way in ways]
-        size = f"{row['megabytes']:.0f} MB in {row['tensors']:,} tensors"
-        lines.append(
-            f"| gloo ×{row['ranks']} | {size} | {' | '.join(cells)} | {row['extra_megabytes']:.0f} MB |"
-        )
-    return "\n".join(lines)
-
-
-def step(result: dict[str, Any]) -> str:
-    """A call beside OneCycleLR, and what that adds to a step of DDP."""
-    lines = [
-        "| `step(loss)` between syncs | OneCycleLR | hdet | ratio (quartiles) | hooks add |",
-        "|---|---|---|---|---|",
-    ]
-    for row in result["rows"]:
-        if row["part"] == "scheduler call":
-            low, high = row["ratio_iqr"]
-            moved = "before" if row["interval"] == "first" else "after"
-            lines.append(
-                f"| {row['optimizer']}, {row['groups']} group(s), {moved} auto-LR has moved | "
-                f"{row['one_cycle_us']:.0f} µs | {row['hdet_us']:.0f} µs | "
-                f"×{row['ratio']:.2f} ({low:.2f}–{high:.2f}) | {row['hooks_us']:.0f} µs |"
-            )
-    training = next(row for row in result["rows"] if row["part"] == "training")
-    lines += [
-        "",
-        f"One DDP step ({training['parameters'] / 1e6:.1f} M parameters, gloo ×{training['replicas']}) takes "
-        f"{training['step_ms']:.0f} ms, a sync {training['sync_ms']:.1f} ms; calls and hooks add "
-        f"{training['added_us']:.0f} µs a step. Cost over plain DDP, by these parts: "
-        f"**{training['overhead_by_parts_T100']:.2%}** at T = 100, "
-        f"**{training['overhead_by_parts_T1000']:.2%}** at T = 1000.",
-    ]
-    waits = [row for row in result["rows"] if row.get("scheduler") == "OneCycleAutoLR"]
-    if waits:
-        never = sum(row["never_waits"] for row in waits)
-        lines[-1] += f" No wait for the device between syncs in {never} of {len(waits)} set-ups."
-    return "\n".join(lines)
+__all__ = ["autolr"]
 
 
 def autolr(result: dict[str, Any]) -> str:

@@ -1,52 +1,29 @@
-"""Hyperparameters other than the learning rate, and several at once, as tables."""
+"""Several hyperparameters at once, and replicas, as tables."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.autotune import tables as autotune_tables
 from benchmarks.autotune.plan import AUTOTUNE
-from benchmarks.hyperparameters import analysis
-from benchmarks.hyperparameters import delay as delayed
-from benchmarks.tools.quote.tables.grid import markdown
+from benchmarks.tools.quote.tables.grid import markdown, signed
 
-__all__ = ["autotune", "delay", "hyperparameters", "zoo_parts", "zoo_replicas", "zoo_sizes"]
+__all__ = ["autotune", "zoo_parts", "zoo_replicas", "zoo_sizes"]
 
 
 def autotune(result: dict[str, Any]) -> str:
-    """How far every arm ends above the truth, task by task and on average."""
-    arms = [line["arm"] for line in result["tasks"][0]["arms"]]
-    named = [f"**{arm}**" if arm == AUTOTUNE else arm for arm in arms]
+    """How far every arm ends above the truth on average, and on how many tasks AutoTune is ahead of it."""
+    verdicts = result["verdicts"]
     rows = []
-    for task in result["tasks"]:
-        by_arm = {line["arm"]: f"{line['excess']:+.1f}" for line in task["arms"]}
-        rows.append([task["task"], f"{task['truth']['test']:.4g}", *(by_arm[arm] for arm in arms)])
-    near = result["verdicts"]["near_the_truth"]
-    rows.append(["*mean*", "", *(f"{near[arm]['excess']:+.1f}" for arm in arms)])
-    said = " ".join(autotune_tables.said(result["verdicts"]))
-    return f"{markdown(['over the truth, %', 'truth', *named], rows)}\n\n{said}"
-
-
-def delay(result: dict[str, Any]) -> str:
-    """For how many syncs a value of the temperature is not seen."""
-    headings, lines = delayed.grid(result)
-    rows = [headings, ["---"] * len(headings), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def hyperparameters(result: dict[str, Any]) -> str:
-    """What is recovered from a wrong start, one at a time and four at once."""
-    parts = [markdown(*analysis.grid(result))]
-    notes = [
-        "`recovered` is (wrong − HDET)/(wrong − best) of the final held-out loss, seed by seed: 0 is to stay "
-        "at the start, 100 the best value of the grid from the first step on."
-    ]
-    if result["four"]:
-        parts.append(markdown(*analysis.together(result)))
-        notes.append("The values beside four at once are those that the first seed ended with.")
-    if result["missing_runs"]:
-        notes.append(f"{result['missing_runs']} runs are still missing.")
-    return "\n\n".join([*parts, " ".join([*notes, *result["caveats"]])])
+    for arm, near in verdicts["near_the_truth"].items():
+        ahead = verdicts["autotune_ahead_of"].get(arm)
+        cells = (
+            ["–", "–"]
+            if ahead is None
+            else [f"{ahead['ahead']} of {ahead['of']}", signed(ahead["by"], ".1f")]
+        )
+        rows.append([f"**{arm}**" if arm == AUTOTUNE else arm, signed(near["excess"], ".1f"), *cells])
+    headings = ["arm", "over the truth, %", "AutoTune is ahead on", "by, %"]
+    return markdown(headings, rows)
 
 
 def zoo_replicas(result: dict[str, Any]) -> str:
@@ -80,16 +57,14 @@ _PARTS = {
     "tuned": "AutoTune, gradients shared first",
     "tuned apart": "AutoTune, gradients of their own throughout",
     "shared, then own": "gradients shared first, nothing explored",
-    "own, then shared": "gradients shared in the decay, nothing explored",
     "rates": "a fan-out of learning rates, judged by the probe",
 }
 
 
 def zoo_parts(result: dict[str, Any]) -> str:
     """What each part comes to, against replicas that are only averaged."""
-    return _by_kind(
-        "against averaging alone", {_PARTS.get(arm, arm): t for arm, t in result["parts"].items()}
-    )
+    parts = result["parts"]
+    return _by_kind("against averaging alone", {name: parts[arm] for arm, name in _PARTS.items()})
 
 
 def zoo_sizes(result: dict[str, Any]) -> str:

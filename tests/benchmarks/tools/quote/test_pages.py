@@ -29,7 +29,7 @@ def test_a_mark_out_of_place_is_no_silence(evidence: Path) -> None:
         ("a <!-- end -->", "begins nothing"),
         ("<!-- number: made-up loss .1f -->1<!-- end -->", "begins its line"),
         ("- <!-- number: made-up loss .1f -->1<!-- end -->", "begins its line"),
-        ("a <!-- claims --> <!-- end -->", "a table needs lines of its own"),
+        ("a <!-- verdicts --> <!-- end -->", "a table needs lines of its own"),
     ]:
         with pytest.raises(ValueError, match=r"docs/page\.md, line 1, <!--") as raised:
             fill(text, evidence, "docs/page.md")
@@ -52,5 +52,5 @@ def test_a_source_is_command_machine_and_date() -> None:
 
 
 def test_a_part_that_an_experiment_lacks_is_named() -> None:
-    with pytest.raises(ValueError, match=r"excess.json has no part 'long': .* are 'excess', 'brief'"):
+    with pytest.raises(ValueError, match=r"excess.json has no part 'long': .* are 'brief'"):
         fill("<!-- quote: excess long -->\n<!-- end -->", ROOT / "docs" / "evidence")

@@ -1,1 +1,0 @@
-"""``replicas``: what more replicas buy. ``command`` is the entry, ``runs`` how one is run."""
