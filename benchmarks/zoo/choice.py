@@ -64,7 +64,7 @@ class Seen(NamedTuple):
     @property
     def loss(self) -> float:
         """Of the batches that choose."""
-        return self.candidate.loss
+        return self.candidate.cost
 
 
 #: From the candidates in their order, whose losses are finite, and the running means to what is returned.

@@ -8,12 +8,13 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import cycle
 from typing import Any
 
 from hdet.autolr.rule import Window
 from hdet.loop.policy import Sample, Seen
 from hdet.probes import Probe
-from hdet.probes.batch_contents import fingerprint
+from hdet.probes.batch_contents import count_samples, fingerprint
 from hdet.probes.overlap import WIDTH, Overlap
 
 __all__ = ["ProbeChecks", "other_loss"]
@@ -21,6 +22,8 @@ __all__ = ["ProbeChecks", "other_loss"]
 logger = logging.getLogger("hdet")
 
 _MAX_CONSTANT = 3
+#: Of a quotient in float32, beside one.
+_ROUNDING = 1e-6
 #: After so many measurements on one and the same batch there is a warning.
 _SAME_BATCH = 8
 #: Losses at the same weights differ clearly by so many standard errors, and enough for a warning by this
@@ -29,6 +32,8 @@ _SAME_BATCH = 8
 _ERRORS, _SHARE, _SHARE_OF_ONE, _ONE = 5, 0.25, 1.0, 1e-3
 #: Fewer batches do not give a usable spread.
 _ENOUGH = 4
+#: A loss that counts samples shows so by this many bits, each of which chance grants in one of two cases.
+_BITS = 24
 
 
 class ProbeChecks:
@@ -50,6 +55,8 @@ class ProbeChecks:
         self._overlap = Overlap(probe)
         if not watches:
             self._overlap.settle()
+        #: For each batch the counts of samples that its losses were; None once one was none, or it was said.
+        self._counts: set[tuple[int, int]] | None = set()
         #: The training losses at the weights that the first judged window is compared with.
         self._training: Sample | None = Sample()
 
@@ -65,10 +72,10 @@ class ProbeChecks:
         """New warnings; raises for what cannot be used where windows are ``judged``."""
         if judged:
             self._check_losses(seen.step, windows)
-        said = []
+        said = [self._steps(windows[0].mean)]
         if not self._overlap.settled:
             rows = [row[-WIDTH:] for row in seen.rows]
-            said = [self._overlap.same_batches(rows)] if self._own_data else []
+            said += [self._overlap.same_batches(rows)] if self._own_data else []
             said.append(self._overlap.found(rows))
         if not judged and self._training is not None:
             self._training = seen.training
@@ -116,6 +123,31 @@ class ProbeChecks:
                 f"{losses[0]:.6g} at all points of {self._constant} windows; does loss_fn call the model "
                 "that the optimizer trains?"
             )
+
+    def _steps(self, losses: Sequence[float]) -> str:
+        """The warning if all losses so far are numbers of samples over the size of a batch, or "".
+
+        Chance grants that to no float32. In bfloat16, which has eight binary digits, a count of samples below
+        2^k has 8 - k of them behind the point, and chance makes all of them zero once in 2^(8 - k) cases.
+        """
+        if self._counts is None or not all(map(math.isfinite, losses)):
+            return ""
+        sizes = [count_samples(batch) for batch in self._probe.halves()[0]]
+        for loss, (batch, size) in zip(losses, cycle(enumerate(sizes)), strict=False):
+            count = abs(loss) * (size or 0)
+            if size is None or abs(count - round(count)) > _ROUNDING * size:
+                self._counts = None
+                return ""
+            self._counts.add((batch, round(count)))
+        if sum(max(0, 8 - count.bit_length()) for _, count in self._counts if count) < _BITS:
+            return ""
+        self._counts = None
+        return (
+            f"the probe's losses are whole numbers of samples over {sizes[0]}, the size of its batches: a "
+            "step function of the weights, such as 1 - accuracy, by which a learning rate is badly judged. "
+            "Give the probe the loss that is trained on, and the metric (higher is better) as choose_by: "
+            "hdet.Probe(loss_fn, batches, model=model, choose_by=metric)"
+        )
 
     def state(self) -> list[Any]:
         """Plain values."""

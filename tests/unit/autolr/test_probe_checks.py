@@ -15,7 +15,7 @@ from torch.optim import AdamW
 
 import hdet
 from hdet import AutoLR
-from hdet.autolr.probe_checks import other_loss
+from hdet.autolr.probe_checks import ProbeChecks, other_loss
 from hdet.loop.policy import Sample
 from tests.unit.training import Net, Training, X, batch, decisions, loss_of, probe_of, train
 
@@ -81,6 +81,42 @@ def test_a_run_that_is_solved_goes_on() -> None:
     optimizer = AdamW(model.parameters())
     train(model, optimizer, AutoLR(optimizer, total_steps=400, probe=probe_of(model, hinge)), 400, hinge)
     assert hinge(model, X[300]).item() == 0
+
+
+# ---------------------------------------------------------------------- a loss that has steps
+
+
+@pytest.mark.parametrize("size", [8, 30, 128])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_share_of_samples_is_told_from_a_loss(
+    size: int, sign: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with what to write instead."""
+    run = Training(auto=False)
+
+    def wrong(x: Tensor) -> Tensor:
+        return sign * ((run.model(x) > 0) != (x[:, :1].sin() + x[:, 1:2] > 0)).float().mean()
+
+    probe = hdet.Probe(wrong, lambda k: batch(90_000 + k, size), model=run.model)
+    run.auto = hdet.AutoLR(run.optimizer, probe=probe, total_steps=200)
+    run.run(200)
+    (said,) = [r.getMessage() for r in caplog.records if "step function" in r.getMessage()]
+    assert f"whole numbers of samples over {size}, the size of its batches" in said
+    assert "hdet.Probe(loss_fn, batches, model=model, choose_by=metric)" in said
+
+
+@pytest.mark.parametrize("size", [1, 8, 32, 100, 256, 1024])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 50.0])
+def test_a_loss_is_never_taken_for_one(size: int, dtype: torch.dtype, scale: float) -> None:
+    """Not where it has few digits, and lies on a grid itself: ten thousand losses that fall and stand."""
+    probe = hdet.Probe(lambda x: 0.0, [torch.zeros(size, 1)] * 8, model=nn.Linear(1, 1))
+    draw = torch.Generator().manual_seed(size)
+    for _ in range(20):
+        checks = ProbeChecks("AutoLR", probe)
+        for k in range(125):
+            losses = scale * (0.1 + math.exp(-k / 20)) * (1 + 0.3 * torch.randn(4, generator=draw))
+            assert checks._steps(losses.to(dtype).tolist()) == ""
 
 
 # ---------------------------------------------------------------------- another loss than that of training
