@@ -56,7 +56,7 @@ class Best:
         estimate: on the half that no choice has seen; NaN where there is none, or before it was measured.
         error: the standard error of ``estimate``.
         rate: the learning rate that AutoLR or AutoTune found; NaN where none was searched for.
-        metric: what ``choose_by`` gave on the half that chose, and so a little too high; NaN without one.
+        metric: what ``choose_by`` gave on the half that chose, and so a little too high; None without one.
         metric_estimate, metric_error: of the metric, as ``estimate`` and ``error`` are of the loss.
     """
 
@@ -66,9 +66,9 @@ class Best:
     estimate: float = math.nan
     error: float = math.nan
     rate: float = math.nan
-    metric: float = math.nan
-    metric_estimate: float = math.nan
-    metric_error: float = math.nan
+    metric: float | None = None
+    metric_estimate: float | None = None
+    metric_error: float | None = None
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -202,7 +202,8 @@ class BestWeights:
         kept = self.choice.kept
         if kept is None:
             return None
-        return Best(kept.step, kept.kind, mean_of(kept.losses), metric=mean_of(kept.scores))
+        metric = mean_of(kept.scores) if kept.scores else None
+        return Best(kept.step, kept.kind, mean_of(kept.losses), metric=metric)
 
     def finish_(self) -> Best | None:
         """Load the best weights into the model and estimate their loss. A collective."""
