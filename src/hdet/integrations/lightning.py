@@ -70,11 +70,12 @@ class HDETCallback(Callback):
     It runs AutoLR unless ``method="published"`` asks for the paper's HDET.
 
     Every optimizer step is one step of the door, with this rank's own training loss, the mean over the
-    batches it accumulated. Replicas are averaged before a validation, a checkpoint and the end. The state
-    is in the checkpoint: a resumed run equals the unbroken one (of replicas that diverge, only from a
-    window's end). A search that has ended loads the best weights (``finish_``) before Lightning validates and
-    saves for the last time, and stops training. ``EarlyStopping`` ends the search: the learning rate decays,
-    and then training stops.
+    batches it accumulated. Replicas are averaged before a validation, a checkpoint and the end. The state is
+    in the checkpoint: a resumed run equals the unbroken one (of replicas that diverge, only from a window's
+    end; within an epoch, with a loader that has a ``state_dict``: with any other Lightning itself begins the
+    epoch's batches again). A search that has ended loads the best weights (``finish_``) before Lightning
+    validates and saves for the last time, and stops training. ``EarlyStopping`` ends the search: the
+    learning rate decays, and then training stops.
 
     Args:
         method: ``"autolr"`` finds the learning rate, of all optimizers. ``"autotune"`` finds weight decay,

@@ -59,8 +59,8 @@ class Probe:
             the loss is their mean. For a loss that draws noise from torch (diffusion, a VAE): a few samples
             with eight draws each say more than one draw of them.
         choose_by: a metric, from a batch to a number of which higher is better (of one where lower is, return
-            the negative). By it the best weights are chosen, as they would be deployed; the learning rate is
-            still judged by the loss. So it may have steps, as accuracy has, which a loss must not.
+            the negative). By it the best weights are chosen, as they would be deployed; the loss goes on
+            judging the learning rate. It may have steps, as accuracy has, which a loss must not.
 
     >>> model = nn.Linear(3, 1)
     >>> def loss_fn(batch):
@@ -75,6 +75,16 @@ class Probe:
     >>> after = probe.losses(batches)
     >>> all(b < a for a, b in zip(before, after)), max(after) < 1e-12
     (True, True)
+
+    Weights chosen by a metric:
+
+    >>> import hdet
+    >>> def accuracy(batch):
+    ...     return ((model(batch) > 0) == (batch.sum(1, keepdim=True) > 0)).float().mean()
+    >>> probe = Probe(loss_fn, list(torch.randn(8, 16, 3)), model=model, choose_by=accuracy)
+    >>> best = hdet.BestMean(model, probe).finish_()
+    >>> best.metric, best.metric_estimate, best.loss < 1e-12
+    (1.0, 1.0, True)
     """
 
     def __init__(
