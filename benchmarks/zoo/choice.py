@@ -220,7 +220,7 @@ def execute_measured(one: Run, steps: int | None = None) -> Row:
             for name, weights in running.weights.items() if "probe" in seen else ():
                 with _instead(setting.model, list(zip(running.trained, weights, strict=True))):
                     probe: Probe = seen["probe"]
-                    losses = probe.deployed_losses(probe.halves()[0], refresh=True, of="choice")
+                    losses = probe.losses(probe.halves()[0], refresh=True, of="choice")
                     test = _test_loss(setting, probe, refresh=True)
                 if all(map(math.isfinite, (*losses, test))):
                     means[name] = [losses, test]

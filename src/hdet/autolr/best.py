@@ -120,12 +120,7 @@ class BestWeights:
         self, batches: Sequence[Any], of: str, *, refresh: bool | None = None, metric: bool = False
     ) -> list[float | Tensor]:
         """With the batches' own statistics; or, if ``refresh`` is given, as weights are deployed."""
-        if refresh is None or not self.probe.has_norms:
-            rows = self.probe.losses_of_each(batches, self.replicas, of=of, metric=metric)
-        else:
-            rows = self.probe.deployed_losses_of_each(
-                batches, self.replicas, refresh=refresh, of=of, metric=metric
-            )
+        rows = self.probe.losses_of_each(batches, self.replicas, of=of, refresh=refresh, metric=metric)
         if self.replicas.local_count == 1:
             return [loss for (loss,) in rows]
         return [torch.tensor(row, dtype=torch.float64) for row in rows]

@@ -245,7 +245,7 @@ class Horizon(Policy):
             self._check_elsewhere()
         self._path.converge()
         with self._context.regularisers_off():
-            self._checks.drew(few)
+            self._checks.prepare()
             measured: dict[str, Sequence[float | Tensor]] = {
                 "mean": (),
                 "end": best.measure(few) if few else (),

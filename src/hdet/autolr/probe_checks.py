@@ -1,10 +1,9 @@
-"""Checks of what a probe measures. Losses that are not finite or never change raise; a probe of one batch,
+"""Checks of what a probe measures. Losses that are not finite or never change raise; a loss that has steps,
 one that is trained on, and one whose loss is not the training loss give a warning; so do ranks that train on
 the same batches."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -14,18 +13,14 @@ from typing import Any
 from hdet.autolr.rule import Window
 from hdet.loop.policy import Sample, Seen
 from hdet.probes import Probe
-from hdet.probes.batch_contents import count_samples, fingerprint
+from hdet.probes.batch_contents import count_samples
 from hdet.probes.overlap import WIDTH, Overlap
 
 __all__ = ["ProbeChecks", "other_loss"]
 
-logger = logging.getLogger("hdet")
-
 _MAX_CONSTANT = 3
 #: Of a quotient in float32, beside one.
 _ROUNDING = 1e-6
-#: After so many measurements on one and the same batch there is a warning.
-_SAME_BATCH = 8
 #: Losses at the same weights differ clearly by so many standard errors, and enough for a warning by this
 #: share of the smaller. Where training losses hardly differ among themselves, as for one batch repeated,
 #: their spread says nothing about other samples, and it takes more.
@@ -50,8 +45,7 @@ class ProbeChecks:
         self._caller = caller
         self._probe = probe
         self._own_data = own_data
-        self._constant = self._drawn = 0
-        self._varied = self._compared_batches = False
+        self._constant, self._varied = 0, False
         self._overlap = Overlap(probe)
         if not watches:
             self._overlap.settle()
@@ -84,21 +78,10 @@ class ProbeChecks:
             self._training = None
         return tuple(filter(None, said))
 
-    def drew(self, count: int) -> None:
-        """The probe is about to measure so many batches."""
+    def prepare(self) -> None:
+        """The probe is about to measure."""
         if not self._overlap.settled:
             self._overlap.prepare()
-        self._drawn += count
-        if self._drawn >= _SAME_BATCH and not self._compared_batches:
-            self._compared_batches = True
-            marks = {fingerprint(batch) for half in self._probe.halves() for batch in half}
-            if len(marks) == 1 and None not in marks:
-                logger.warning(
-                    "%s: the probe's %d batches so far were one and the same: the learning rate is fitted to "
-                    "it. Training goes on; give Probe more batches",
-                    self._caller,
-                    self._drawn,
-                )
 
     def _check_losses(self, step: int, seen: Sequence[Window]) -> None:
         """Raise ValueError where losses at known weights are not finite, or do not depend on the weights."""

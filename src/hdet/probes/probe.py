@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import partial
-from typing import Any, SupportsFloat, overload
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -124,42 +124,11 @@ class Probe:
         #: Whether it is measuring now, for what looks at the model's inputs.
         self.measuring = False
 
-    @overload
     @classmethod
     def set_aside(
         cls,
-        loss_fn: Callable[[Any], Tensor | float],
-        loader: Iterable[Any],
-        *,
-        model: nn.Module,
-        batches: int = 8,
-        per_sync: int = 4,
-        repeats: int = 1,
-        seed: int = 0,
-        choose_by: Callable[[Any], Tensor | float] | None = None,
-    ) -> tuple[Probe, Iterable[Any]]: ...
-
-    @overload
-    @classmethod
-    def set_aside(
-        cls,
-        loader: Iterable[Any],
-        /,
-        *,
-        model: nn.Module,
-        criterion: Callable[[Any, Any], Tensor],
-        batches: int = 8,
-        per_sync: int = 4,
-        repeats: int = 1,
-        seed: int = 0,
-        choose_by: Callable[[Any, Any], Tensor | float] | None = None,
-    ) -> tuple[Probe, Iterable[Any]]: ...
-
-    @classmethod
-    def set_aside(
-        cls,
-        loss_fn: Any = None,
-        loader: Any = None,
+        loss_fn: Callable[[Any], Tensor | float] | Iterable[Any] | None = None,
+        loader: Iterable[Any] | None = None,
         *,
         model: nn.Module,
         criterion: Callable[[Any, Any], Tensor] | None = None,
@@ -293,24 +262,41 @@ class Probe:
             )
         return taken
 
-    def losses(self, batches: Iterable[Any], *, of: str | None = None) -> list[float]:
+    def losses(
+        self, batches: Sequence[Any], *, of: str | None = None, refresh: bool | None = None
+    ) -> list[float]:
         """The loss of each batch at the weights as they are now, with one wait for the device in all.
 
         Until the next draw the k-th batch has the same random state in every call. Batches that are kept
         (:meth:`halves`) get a name by ``of``, under which they have the same one for the whole run. A loss
         that is not finite is returned as it is.
+
+        ``refresh`` measures with batch norm in evaluation mode, as the weights would be deployed: with
+        statistics computed from these batches, for weights that training has never used, or if it is False
+        with the model's own. They are restored afterwards.
         """
-        return [loss for (loss,) in self.losses_of_each(batches, _ALONE, of=of)]
+        return [loss for (loss,) in self.losses_of_each(batches, _ALONE, of=of, refresh=refresh)]
 
     def losses_of_each(
-        self, batches: Iterable[Any], replicas: Replicas, *, of: str | None = None, metric: bool = False
+        self,
+        batches: Sequence[Any],
+        replicas: Replicas,
+        *,
+        of: str | None = None,
+        refresh: bool | None = None,
+        metric: bool = False,
     ) -> list[list[float]]:
-        """As :meth:`losses`, of every replica in this process; of several, ``loss_fn`` returns all. Or what
-        ``choose_by`` gives, as the ``metric``."""
-        measured = self.choose_by if metric else self.loss_fn
-        assert measured is not None
+        """As :meth:`losses`, of every replica in this process, each with statistics of its own; of several,
+        ``loss_fn`` returns all. Or what ``choose_by`` gives, as the ``metric``."""
         several = replicas.local_count
         rows = replicas.buffers_of(self.model).values() if several > 1 else ()
+        if refresh is not None and (norms := trained_norms(self.model)):
+            with weights_alone(self.model, rows, deployed=True):
+                if refresh:
+                    self.refresh_norms_(batches, norms, replicas)
+                return self.losses_of_each(batches, replicas, of=of, metric=metric)
+        measured = self.choose_by if metric else self.loss_fn
+        assert measured is not None
         values: list[Tensor | float] = []
         self.measuring = True
         try:
@@ -353,26 +339,6 @@ class Probe:
         with random_state(self.model, "norms", self._seed):
             only = [norm for norm in chosen if isinstance(norm, _BatchNorm)]
             refresh_norms_(self.model, self.loss_fn, batches, only, replicas)
-
-    def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
-        """As :meth:`losses`, with batch norm in evaluation mode, as the weights would be deployed.
-
-        ``refresh`` computes the statistics from these batches, for weights that training has never used;
-        otherwise the model's own are used. They are restored afterwards.
-        """
-        each = self.deployed_losses_of_each(batches, _ALONE, refresh=refresh, of=of)
-        return [loss for (loss,) in each]
-
-    def deployed_losses_of_each(
-        self, batches: Sequence[Any], replicas: Replicas, *, refresh: bool, of: str, metric: bool = False
-    ) -> list[list[float]]:
-        """As :meth:`deployed_losses`, of every replica in this process, each with statistics of its own."""
-        norms = trained_norms(self.model)
-        rows = replicas.buffers_of(self.model).values() if replicas.local_count > 1 else ()
-        with weights_alone(self.model, rows, deployed=True):
-            if refresh:
-                self.refresh_norms_(batches, norms, replicas)
-            return self.losses_of_each(batches, replicas, of=of, metric=metric)
 
     def state_dict(self, rank: int = 0) -> dict[str, int]:
         """How many batches were drawn, at which of them the current pass over an iterable began, and the seed

@@ -1,4 +1,4 @@
-"""Probes that say nothing: refused, or said once."""
+"""Probes that say nothing: an error, or one warning."""
 
 from __future__ import annotations
 
@@ -57,11 +57,8 @@ def test_a_probe_of_another_model_is_a_constant() -> None:
 
 def test_the_same_batch_forever_trains_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     run = with_probe(lambda model: loss_of(model, batch(0)), lambda k: batch(0)).run(200)
-    said = [record.getMessage() for record in caplog.records if "one and the same" in record.getMessage()]
-    assert said == [
-        "AutoLR: the probe's 8 batches so far were one and the same: the learning rate is fitted to it. "
-        "Training goes on; give Probe more batches"
-    ]
+    said = [r.getMessage() for r in caplog.records if "batches gives some twice" in r.getMessage()]
+    assert len(said) == 1
     assert run.lrs[149][0] > 1e-4
 
 
