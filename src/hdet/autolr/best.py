@@ -237,7 +237,7 @@ class BestWeights:
                 *(kept.step, -kept.cost),
             )
 
-    def _estimate(self) -> dict[str, float]:
+    def _estimate(self) -> dict[str, Any]:
         """Means and standard errors over the batches of all ranks, which may hold different numbers."""
         batches = [batch for batch in self.probe.halves()[1] if count_samples(batch) != 0]
         both = (False, True) if self.by_metric else (False,)

@@ -160,9 +160,10 @@ class Probe:
         the same two parts. Of the one it returned ``batches`` and ``seed`` change nothing. (An iterator that
         cannot restart goes on behind what was taken.)
         """
+        loss_of: Any = loss_fn
         if criterion is not None or loader is None:
-            loss_fn, loader = _with_criterion(loss_fn, loader, model, criterion)
-        _check_arguments("Probe.set_aside", loss_fn, model, per_sync, repeats, choose_by)
+            loss_of, loader = _with_criterion(loss_fn, loader, model, criterion)
+        _check_arguments("Probe.set_aside", loss_of, model, per_sync, repeats, choose_by)
         if not isinstance(batches, int) or batches < per_sync:
             raise ValueError(
                 f"Probe.set_aside: batches must be an integer of at least per_sync={per_sync}, "
@@ -180,7 +181,7 @@ class Probe:
             choose_by = choose_by and partial(_of_pair, model, choose_by)
         if len(kept) < batches:  # half of them at a time, as of the eight
             per_sync = min(per_sync, (len(kept) + 1) // 2)
-        probe = cls(loss_fn, kept, model=model, per_sync=per_sync, repeats=repeats, choose_by=choose_by)
+        probe = cls(loss_of, kept, model=model, per_sync=per_sync, repeats=repeats, choose_by=choose_by)
         probe._set_aside = sum(count_samples(batch) or 0 for batch in kept) or None
         return probe, rest
 
@@ -189,7 +190,8 @@ class Probe:
         size = f" of {self._batch_size:,} samples" if self._batch_size else ""
         size += f", each with {self._repeats} draws of noise," if self._repeats > 1 else ""
         aside = f"; {self._set_aside:,} set aside" if self._set_aside else ""
-        return f"{self.per_sync} batch{'es' if self.per_sync > 1 else ''}{size} a sync{aside}"
+        metric = "; a metric chooses the weights" if self.choose_by is not None else ""
+        return f"{self.per_sync} batch{'es' if self.per_sync > 1 else ''}{size} a sync{aside}{metric}"
 
     def draw(self) -> list[Any]:
         """The batches of the next sync. The global random state is neither read nor moved."""

@@ -129,6 +129,7 @@ def test_with_a_criterion_it_gets_outputs_and_targets() -> None:
     )
     x, y = loader[0]
     assert torch.equal(probe.choose_by((x, y)), model(x) - y)
+    assert probe.describe().endswith("; a metric chooses the weights")
 
 
 # ---------------------------------------------------------------------- what cannot be right
