@@ -94,6 +94,7 @@ class HorizonRecord:
         loss_previous, loss_mean, loss_end: means over all probe batches of all ranks, at the mean of the
             window before, at this window's mean, at its last iterate.
         why: why there is no evidence, or what led back, in words.
+        metric: what ``choose_by`` gave at this window's mean; None without one.
     """
 
     name: str
@@ -107,6 +108,7 @@ class HorizonRecord:
     loss_mean: float
     loss_end: float
     why: str = ""
+    metric: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class SyncRecord:
 
     def to_json(self) -> str:
         """One line, valid JSON whatever the losses were."""
-        return json.dumps(_finite(asdict(self)), allow_nan=False)
+        return json.dumps(of_sync(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> SyncRecord:
@@ -168,7 +170,7 @@ def of_sync(record: SyncRecord, **own: Any) -> dict[str, Any]:
     ``own`` is what only the writing rank knows (its clock, its memory): it is in the line, not in the record,
     which is the same on every rank.
     """
-    line: dict[str, Any] = _finite({**asdict(record), **own})
+    line: dict[str, Any] = _finite({**asdict(record, dict_factory=_given), **own})
     return line
 
 
@@ -302,6 +304,11 @@ def cut_torn_tail(path: str | PathLike[str]) -> int:
 def _length(path: str | PathLike[str]) -> int:
     file = Path(path)
     return file.stat().st_size if file.exists() else 0
+
+
+def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Without what is None, which no number of a record is."""
+    return {name: value for name, value in pairs if value is not None}
 
 
 def _finite(value: Any) -> Any:

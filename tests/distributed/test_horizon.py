@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -60,7 +61,8 @@ def build(rank: int, kind: str, *, own: bool = False, **options: Any) -> tuple[A
 
     settings: dict[str, Any] = {"total_steps": STEPS, **options}
     loss_fn = settings.pop("loss_fn", None) or (lambda batch: loss_of(model.module, batch))
-    probe = hdet.Probe(loss_fn, probed, model=model, per_sync=settings.pop("per_sync", per_sync))
+    own_options = {name: settings.pop(name) for name in ("per_sync", "choose_by") if name in settings}
+    probe = hdet.Probe(loss_fn, probed, model=model, **{"per_sync": per_sync, **own_options})
     return model, optimizer, hdet.AutoLR(optimizer, probe=probe, **settings)
 
 
@@ -314,3 +316,33 @@ def test_all_ranks_hand_over_the_same_weights(ranks: LocalProcesses) -> None:
     before, after = first["losses"]
     assert after < 0.9 * before, "better than the end on samples that nobody has seen"
     assert abs(first["handed"].estimate - after) < 0.5 * after
+
+
+def chosen_by_accuracy(rank: int) -> dict[str, Any]:
+    """Each rank measures its own batches, and what is off is off by the rank alone."""
+
+    def accuracy(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return ((model.module(batch[0]) > 0) == (batch[1] > 0)).float().mean()
+
+    lines: list[Any] = []
+    model, optimizer, auto = build(rank, "adamw", own=True, choose_by=accuracy, history=lines.append)
+    for step in range(STEPS):
+        train_step(model, optimizer, step, rank)
+        auto.step()
+    best = auto.finish_()
+    halves = auto._horizon.incumbent.weights.probe.halves()
+    with torch.no_grad():
+        own = [[float(accuracy(batch)) for batch in half] for half in halves]
+    return {"best": best, "own": own, "weights": flat(model), "lines": lines}
+
+
+def test_a_metric_chooses_alike_on_all_ranks_by_all_their_batches(ranks: LocalProcesses) -> None:
+    first, second = ranks.run(chosen_by_accuracy, size=2)
+    assert repr(first["best"]) == repr(second["best"])
+    assert torch.equal(first["weights"], second["weights"])
+    for k, found in enumerate((first["best"].metric, first["best"].metric_estimate)):
+        assert found == pytest.approx(statistics.fmean([*first["own"][k], *second["own"][k]]))
+    seen = [line["horizon"][0]["metric"] for line in first["lines"] if "kind" not in line]
+    assert 0.5 < max(seen) <= first["best"].metric + 0.02
+    (handed,) = [line["weights"] for line in first["lines"] if line.get("kind") == "handed"]
+    assert handed["metric_estimate"] == first["best"].metric_estimate

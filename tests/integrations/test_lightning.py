@@ -226,6 +226,9 @@ def test_one_process_tunes_as_well() -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="probe goes with method='autolr' and 'autotune'"):
         HDETCallback("published", probe=runs.probe_of)
+    for given in ({"probe": runs.probe_of}, {"method": "published"}):
+        with pytest.raises(ValueError, match=r"choose_by goes with the probe that HDETCallback makes"):
+            HDETCallback(choose_by=len, **given)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"method must be 'autolr', .* or a callable .*, got 'one_cycle'"):
         HDETCallback("one_cycle")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"HDETCallback: build= was removed in 0\.3\.0: use method='autolr'"):

@@ -255,6 +255,24 @@ def test_a_few_validation_batches_are_the_probe(caplog: pytest.LogCaptureFixture
     assert set(notes.epochs[0]) == {"train_loss", "train_mean", "val_loss"}
 
 
+@pytest.mark.parametrize("valid", [False, True])
+def test_a_metric_chooses(valid: bool) -> None:
+    """It gets batches as the module does, and logs nothing."""
+    module = Memorizes()
+
+    def close(batch: Any) -> Tensor:
+        module.log("asked", 1.0)
+        return ((module.net(batch[0]) - batch[1]).abs() < 0.5).float().mean()
+
+    data = [DataLoader(TensorDataset(*runs.samples(count)), batch_size=8) for count in (160, 96)]
+    ours, notes = HDETCallback(choose_by=close), Notes()
+    runs.trainer(ours, notes, max_epochs=4).fit(module, data[0], data[1] if valid else None)
+    best = ours.auto.best
+    assert 0.3 < best.metric <= 1
+    assert best.metric_estimate == round(8 * 4 * best.metric_estimate) / (8 * 4)
+    assert "asked" not in notes.epochs[0]
+
+
 def test_without_validation_training_batches_are_set_aside(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hdet")
     ours, notes = HDETCallback(), Notes()

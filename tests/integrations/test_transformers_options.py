@@ -128,6 +128,23 @@ def test_the_probe_measures_what_is_trained(tmp_path: Path) -> None:
         assert float(own._probe_loss(batch)) == pytest.approx(2 * float(own.model(**batch).loss), rel=1e-5)
 
 
+def test_a_metric_chooses(tmp_path: Path) -> None:
+    """Accuracy of the next token, on what the probe set aside."""
+
+    def accuracy(batch: Any) -> torch.Tensor:
+        found = trainer.model(batch["input_ids"]).logits[:, :-1].argmax(-1)
+        return (found == batch["labels"][:, 1:]).float().mean()
+
+    trainer = made(tmp_path, {"max_steps": 40}, choose_by=accuracy)
+    trainer.train()
+    best = trainer.auto.best
+    trainer.model.eval()
+    with torch.no_grad():
+        by_hand = [float(accuracy(batch)) for batch in trainer._probe_loader()]
+    assert best.metric == pytest.approx(sum(by_hand[:4]) / 4)
+    assert best.metric_estimate == pytest.approx(sum(by_hand[4:]) / 4)
+
+
 def test_a_skipped_step_does_not_count(tmp_path: Path) -> None:
     """fp16 needs a GPU: the overflow is made up, where Accelerate tells of one."""
     from transformers import TrainerCallback
@@ -276,6 +293,7 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         ),
         ({"train_dataset": Stream()}, "to set samples aside for the probe, got Stream; give probe_dataset"),
         ({"method": lambda optimizer: None, "probe_dataset": []}, "takes no argument named probe"),
+        ({"method": "published", "choose_by": len}, "choose_by was given, .* takes no argument named probe"),
         ({"probe_dataset": []}, "probe_dataset must have a sample for each of 1 ranks, got 0"),
         ({"method": lambda optimizer: object()}, "must be an AutoLR, AutoTune, OneCycleAutoLR or Ensemble"),
     ],

@@ -208,7 +208,8 @@ def line(**values: Any) -> str:
 
 def numbers_of(handed: Any) -> Saved:
     """JSON has no NaN: what was not measured is None."""
-    return {name: None if value != value else value for name, value in asdict(handed).items()}
+    every = {name: None if value != value else value for name, value in asdict(handed).items()}
+    return {name: value for name, value in every.items() if not name.startswith("metric")}
 
 
 def hashes(model: nn.Module) -> list[str]:

@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hdet.autolr.choice import Candidate, Choice, mean_of, regrouped
+from hdet.autolr.choice import Candidate, Choice, Kind, mean_of, regrouped
 from hdet.autolr.prior import likely_rates
 from hdet.autolr.snapshot import Copies, uninterrupted, wait_for_copies
 from hdet.loop.state import pieces_of
@@ -55,6 +56,8 @@ class Best:
         estimate: on the half that no choice has seen; NaN where there is none, or before it was measured.
         error: the standard error of ``estimate``.
         rate: the learning rate that AutoLR or AutoTune found; NaN where none was searched for.
+        metric: what ``choose_by`` gave on the half that chose, and so a little too high; None without one.
+        metric_estimate, metric_error: of the metric, as ``estimate`` and ``error`` are of the loss.
     """
 
     step: int
@@ -63,6 +66,9 @@ class Best:
     estimate: float = math.nan
     error: float = math.nan
     rate: float = math.nan
+    metric: float | None = None
+    metric_estimate: float | None = None
+    metric_error: float | None = None
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -74,7 +80,8 @@ class BestWeights:
     """Measures candidates, keeps a copy of the best weights and buffers, and loads it.
 
     Args:
-        probe: one half of its batches chooses, the other half estimates the loss of what was chosen.
+        probe: one half of its batches chooses, by the loss or by ``choose_by``; the other half estimates the
+            loss of what was chosen, and the metric.
         model: whose buffers are copied, too.
         parameters: all that may ever be trained, known by their number. What is never trained is not copied.
         replicas: every rank brings batches of its own, and all choose alike.
@@ -110,23 +117,43 @@ class BestWeights:
         return self._losses(self.probe.halves()[0][:count], "choice")
 
     def _losses(
-        self, batches: Sequence[Any], of: str, *, refresh: bool | None = None
+        self, batches: Sequence[Any], of: str, *, refresh: bool | None = None, metric: bool = False
     ) -> list[float | Tensor]:
         """With the batches' own statistics; or, if ``refresh`` is given, as weights are deployed."""
-        if refresh is None:
-            rows = self.probe.losses_of_each(batches, self.replicas, of=of)
-        else:
-            rows = self.probe.deployed_losses_of_each(batches, self.replicas, refresh=refresh, of=of)
+        rows = self.probe.losses_of_each(batches, self.replicas, of=of, refresh=refresh, metric=metric)
         if self.replicas.local_count == 1:
             return [loss for (loss,) in rows]
         return [torch.tensor(row, dtype=torch.float64) for row in rows]
 
+    @property
+    def by_metric(self) -> bool:
+        """Whether a metric chooses, and not the loss."""
+        return self.probe.choose_by is not None
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """What must be as it was when a state was saved."""
+        return {"weights are chosen by": "choose_by" if self.by_metric else "the loss"}
+
     def measure_deployed(self, *, refresh: bool) -> list[float | Tensor]:
-        """As :meth:`measure`, with the running statistics that the weights would be deployed with, if there
-        are any; ``refresh`` recomputes those, for weights that training has never used."""
-        if not self.probe.has_norms:
-            return self.measure()
-        return self._losses(self.probe.halves()[0], "choice", refresh=refresh)
+        """What weights are chosen by: the metric; or, as :meth:`measure`, the loss. With the running
+        statistics that the weights would be deployed with, if there are any; ``refresh`` recomputes those,
+        for weights that training has never used."""
+        return self._losses(self.probe.halves()[0], "choice", refresh=refresh, metric=self.by_metric)
+
+    def candidate(
+        self, step: int, kind: Kind, losses: Sequence[float], chosen: Sequence[float], *, decides: bool
+    ) -> Candidate:
+        """From all ranks' losses, and what :meth:`measure_deployed` found where that differs."""
+        if not self.by_metric:
+            return Candidate(step, kind, tuple(chosen or losses), decides)
+        if self.choice.first is None and not all(map(math.isfinite, chosen)):
+            raise ValueError(
+                "Probe: choose_by must return a finite number at the weights that training begins with, got "
+                f"{list(chosen)}, one for each batch; a metric that some batches do not define (AUC of one "
+                "class alone) needs larger ones"
+            )
+        return Candidate(step, kind, tuple(losses), decides, tuple(chosen))
 
     def mark(self) -> float:
         """A number by which the batches that choose are known from others."""
@@ -168,7 +195,10 @@ class BestWeights:
     def best(self) -> Best | None:
         """What would be loaded now."""
         kept = self.choice.kept
-        return None if kept is None else Best(kept.step, kept.kind, kept.loss)
+        if kept is None:
+            return None
+        metric = mean_of(kept.scores) if kept.scores else None
+        return Best(kept.step, kept.kind, mean_of(kept.losses), metric=metric)
 
     def finish_(self) -> Best | None:
         """Load the best weights into the model and estimate their loss. A collective."""
@@ -179,8 +209,7 @@ class BestWeights:
         self.load_()
         self.replicas.deliver_()
         self._compare_with_choice()
-        estimate, error = self._estimate()
-        return replace(best, estimate=estimate, error=error)
+        return replace(best, **self._estimate())
 
     def _compare_with_choice(self) -> None:
         """Warn where the loaded weights are clearly worse than they were when they were chosen, on the same
@@ -189,24 +218,40 @@ class BestWeights:
         assert first is not None
         assert kept is not None
         rows = self.replicas.gather(self.measure_deployed(refresh=False))
-        now = mean_of([loss for row in rows for loss in row])
-        higher = max(_HIGHER * abs(kept.loss), _GAIN_LOST * (first.loss - kept.loss))
-        if not now <= kept.loss + higher and self.replicas.world_rank == 0:
+        sign = -1 if self.by_metric else 1
+        now = sign * mean_of([loss for row in rows for loss in row])
+        higher = max(_HIGHER * abs(kept.cost), _GAIN_LOST * (first.cost - kept.cost))
+        if not now <= kept.cost + higher and self.replicas.world_rank == 0:
             logger.warning(
-                "finish_: the probe's loss of the weights that it loads is %.4g, and was %.4g when they were "
+                "finish_: %s of the weights that it loads is %.4g, and was %.4g when they were "
                 "chosen, on the same batches: something else has changed since. Does the probe have the loss "
                 "it had before a resume, does anything but the optimizer write weights, and is every layer "
                 "in the mode it was trained in?",
-                now,
-                kept.loss,
+                *("the metric" if self.by_metric else "the probe's loss", sign * now, sign * kept.cost),
+            )
+        if self.by_metric and kept == first and self.replicas.world_rank == 0:
+            logger.warning(
+                "finish_: choose_by has never been higher than at the first weights it measured, of step %d, "
+                "%.4g: those are loaded. Higher counts as better: of a metric where lower is, such as an "
+                "error rate, return the negative",
+                *(kept.step, -kept.cost),
             )
 
-    def _estimate(self) -> tuple[float, float]:
-        """Mean and standard error over the batches of all ranks, which may hold different numbers of them."""
+    def _estimate(self) -> dict[str, Any]:
+        """Means and standard errors over the batches of all ranks, which may hold different numbers."""
         batches = [batch for batch in self.probe.halves()[1] if count_samples(batch) != 0]
-        own = self._losses(batches, "estimate", refresh=False)
-        rows = self.replicas.gather([float(len(own)), sum(own), sum(x * x for x in own)])
+        both = (False, True) if self.by_metric else (False,)
+        each = [self._losses(batches, "estimate", refresh=False, metric=metric) for metric in both]
+        rows = self.replicas.gather(
+            [number for own in each for number in (float(len(own)), sum(own), sum(x * x for x in own))]
+        )
         self.replicas.about_to("")
+        names = ("estimate", "error", "metric_estimate", "metric_error")[: 2 * len(each)]
+        found = [self._mean_and_error([row[3 * k : 3 * k + 3] for row in rows]) for k in range(len(each))]
+        return dict(zip(names, chain.from_iterable(found), strict=True))
+
+    def _mean_and_error(self, rows: Sequence[Sequence[float]]) -> tuple[float, float]:
+        """Of the counts, sums and sums of squares of all ranks."""
         n, total, squares = (math.fsum(row[k] for row in rows) for k in range(3))
         if n and not math.isfinite(total) and self.replicas.world_rank == 0:
             logger.warning(
@@ -325,7 +370,7 @@ class Incumbent:
         if not start or self.weights.choice.kept is None:
             self.weights.offer(candidate, weights)
         self._search, _ = self._search.offered(candidate)
-        self.previous, self._last = losses, candidate.loss
+        self.previous, self._last = losses, candidate.cost
         if start or self.best is None or mean_of(losses) < mean_of(self.best):
             self.best = losses
 
@@ -365,7 +410,7 @@ class Incumbent:
             return False
         assert search.first is not None  # something was learnt
         assert search.lowest is not None
-        return self._last - search.lowest.loss > self._lost * (search.first.loss - search.lowest.loss)
+        return self._last - search.lowest.cost > self._lost * (search.first.cost - search.lowest.cost)
 
     @property
     def exhausted(self) -> bool:

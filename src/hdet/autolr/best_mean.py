@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from itertools import chain
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from hdet.autolr.best import Best, BestWeights
-from hdet.autolr.choice import Candidate
 from hdet.autolr.clock import Clock
+from hdet.autolr.policy import split_rows
 from hdet.autolr.search import check_model, check_offload, check_probe
 from hdet.autolr.window import WindowLoop, wide_copy
 from hdet.loop.optimizers import names_of
@@ -42,7 +41,8 @@ class BestMean:
 
     Args:
         model: what is trained.
-        probe: one half of its batches chooses, the other half estimates the loss of what was chosen.
+        probe: one half of its batches chooses, by the loss or its ``choose_by``; the other half estimates the
+            loss of what was chosen.
         offload: keep the copy in the host's (pinned) memory; False keeps it on the device.
         process_group: the ranks that train together; the default group if None, this process alone without
             one. Their weights must be equal, as data parallelism keeps them.
@@ -79,7 +79,9 @@ class BestMean:
         self._model = model
         self._parameters: list[Tensor] = list(model.parameters())
         self._replicas = find_replicas("BestMean", self._parameters, model=model, process_group=process_group)
-        self._replicas.agree("BestMean", {"probe": repr((probe.per_sync, probe.choosing))})
+        self._replicas.agree(
+            "BestMean", {"probe": repr((probe.per_sync, probe.choosing, probe.choose_by is None))}
+        )
         self._weights = BestWeights(probe, model, self._parameters, self._replicas, offload=offload)
         self._overlap = Overlap(probe)
         self._clock = Clock(Windows())
@@ -118,7 +120,7 @@ class BestMean:
             self._finished_at = self.steps
             self._replicas.about_to("finish_(), which every rank calls")
             self._follow()
-            self._offer("end", self._weights.measure_deployed(refresh=False))
+            self._offer("end")
             self._finished = self._weights.finish_()
         return self._finished
 
@@ -138,25 +140,28 @@ class BestMean:
         if self._follow():  # within the window: its mean is of other weights
             return
         self._overlap.prepare()
-        self._offer("iterate", self._weights.measure_deployed(refresh=False))
+        self._offer("iterate")
         if not self._overlap.settled:
             said = self._overlap.found(self._replicas.gather(self._overlap.row()))
             if said and self._replicas.world_rank == 0:
                 logger.warning("BestMean: step %d: %s", self.steps, said)
-        self._window.at_mean(lambda: self._offer("mean", self._weights.measure_deployed(refresh=True)))
+        self._window.at_mean(lambda: self._offer("mean"))
 
-    def _offer(self, kind: Literal["mean", "iterate", "end"], own: Sequence[float | Tensor]) -> None:
-        marks, *columns = zip(*self._replicas.gather([self._weights.mark(), *own]), strict=True)
-        if self._weights.batches_changed(marks) and self._replicas.world_rank == 0:
+    def _offer(self, kind: Literal["mean", "iterate", "end"]) -> None:
+        weights = self._weights
+        chosen = weights.measure_deployed(refresh=kind == "mean")
+        losses = weights.measure() if weights.by_metric else []
+        rows = self._replicas.gather([weights.mark(), *chosen, *losses])
+        if weights.batches_changed([row[0] for row in rows]) and self._replicas.world_rank == 0:
             logger.warning(
                 "BestMean: step %d: the probe has other batches than before the run was resumed: weights are "
                 "chosen from here on",
                 self.steps,
             )
-        rows = list(zip(*columns, strict=True))
-        losses, decides = tuple(chain.from_iterable(rows)), len(rows) > 1 or self._weights.probe.decides
-        candidate = Candidate(self.steps, kind, losses, decides)
-        self._weights.offer(candidate, self._window.by_number(self._window.weights))
+        parts = split_rows([row[1:] for row in rows], {"chosen": len(chosen), "losses": len(losses)})
+        decides = len(rows) > 1 or weights.probe.decides
+        candidate = weights.candidate(self.steps, kind, **parts, decides=decides)
+        weights.offer(candidate, self._window.by_number(self._window.weights))
 
     def state_dict(self) -> dict[str, Any]:
         """Save it beside model and optimizer. Holds tensors: the window in progress and the best weights."""
@@ -166,9 +171,8 @@ class BestMean:
     def _owner(self) -> Owner:
         shapes = [[] if is_flat(p) else list(p.shape) for p in self._parameters]
         names = names_of(self._parameters, self._model)
-        return Owner(
-            "BestMean", {"shapes": shapes, "parameter names": names}, self._replicas, self._parameters
-        )
+        configuration = {"shapes": shapes, "parameter names": names, **self._weights.configuration}
+        return Owner("BestMean", configuration, self._replicas, self._parameters)
 
     def _saved(self) -> dict[str, Any]:
         window = self._window.state_dict(self._parameters)

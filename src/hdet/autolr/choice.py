@@ -1,11 +1,12 @@
 """Which of the weights seen to return: the latest that are as good as the best.
 
-Candidates are compared on the same batches. The one with the lowest mean loss is the measure; the *latest*
-that gives back next to nothing of what was gained since the first is kept. So what is worse than the start is
-never kept, drift cannot carry the choice away from the lowest, and of two that hardly differ the one that was
-trained for longer wins. On the tasks of ``benchmarks/zoo`` no other rule was clearly better: not standard
-errors, not shrinking toward the neighbours, not preferring the end. The losses of one sample choose nothing:
-then the latest weights are kept. No torch, no I/O; float64.
+Candidates are compared on the same batches, by their losses or by a metric, whose negative then stands for
+the loss. The one with the lowest mean loss is the measure; the *latest* that gives back next to nothing of
+what was gained since the first, or of a metric no more than its error, is kept. So what is worse than the
+start is never kept, drift cannot carry the choice away from the lowest, and of two that hardly differ the one
+that was trained for longer wins. On the tasks of ``benchmarks/zoo`` no other rule was clearly better: not
+standard errors, not shrinking toward the neighbours, not preferring the end. The losses of one sample choose
+nothing: then the latest weights are kept. No torch, no I/O; float64.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ __all__ = ["Candidate", "Choice", "mean_of", "regrouped", "standard_error"]
 
 #: Of what was gained since the first candidate, a later one may give back this share.
 _GIVEN_BACK = 0.002
+#: Of a metric, in which one sample is a step, the standard error, rounding included, and this share at most.
+#: One batch that is worse and others that are equal make one error.
+_ERROR, _SHARE = 1.001, 0.02
 
 Kind = Literal["start", "mean", "iterate", "end"]
 
@@ -32,17 +36,24 @@ class Candidate:
         kind: the weights training began with, a window's mean or its last iterate, or the run's end.
         losses: of each batch, in the same order for all candidates.
         decides: whether these are of more than one sample.
+        scores: by which candidates are compared instead of by losses; higher is better.
     """
 
     step: int
     kind: Kind
     losses: tuple[float, ...]
     decides: bool = True
+    scores: tuple[float, ...] = ()
 
     @property
-    def loss(self) -> float:
-        """The mean loss; infinite where one is not finite."""
-        mean = mean_of(self.losses)
+    def costs(self) -> tuple[float, ...]:
+        """What candidates are compared by, batch by batch; lower is better."""
+        return tuple(-score for score in self.scores) or self.losses
+
+    @property
+    def cost(self) -> float:
+        """The mean of that; infinite where one is not finite."""
+        mean = mean_of(self.costs)
         return mean if math.isfinite(mean) else math.inf
 
 
@@ -52,7 +63,7 @@ class Choice:
 
     Args:
         first: the first candidate.
-        lowest: the one with the lowest mean loss.
+        lowest: the one with the lowest mean loss, or the highest metric.
         kept: the one to return.
         improved: the last one that was better than ``improved`` before it by more than the error.
         behind: how many in a row were worse than the lowest by more than the error.
@@ -78,7 +89,8 @@ class Choice:
         values = dict(saved)
         for name in ("first", "lowest", "kept", "improved"):
             if values.get(name) is not None:
-                values[name] = Candidate(**{**values[name], "losses": tuple(values[name]["losses"])})
+                lists = {key: tuple(values[name].get(key, ())) for key in ("losses", "scores")}
+                values[name] = Candidate(**{**values[name], **lists})
         return cls(**values)
 
     def of_fewer(self, before: int, now: int, batches: int) -> Choice | None:
@@ -86,10 +98,14 @@ class Choice:
         they say nothing of them."""
         names = ("first", "lowest", "kept", "improved")
         every = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        losses = {name: regrouped(one.losses, before, now, batches) for name, one in every.items()}
-        if any(one is None for one in losses.values()):
-            return None
-        return replace(self, **{name: replace(one, losses=losses[name]) for name, one in every.items()})
+        grouped: dict[str, Any] = {}
+        for name, one in every.items():
+            losses = regrouped(one.losses, before, now, batches)
+            scores = regrouped(one.scores, before, now, batches) if one.scores else ()
+            if losses is None or scores is None:
+                return None
+            grouped[name] = replace(one, losses=losses, scores=scores)
+        return replace(self, **grouped)
 
     @property
     def learnt(self) -> bool:
@@ -106,7 +122,7 @@ class Choice:
 
     def offered(self, new: Candidate) -> tuple[Choice, bool]:
         """The choice with one more candidate, and whether to keep its weights."""
-        if not math.isfinite(new.loss):
+        if not math.isfinite(new.cost):
             return replace(self, behind=self.behind + 1), False
         if self.lowest is None or self.improved is None:
             return replace(self, first=new, lowest=new, kept=new, improved=new, behind=0), True
@@ -117,14 +133,16 @@ class Choice:
         after = replace(self, improved=new) if difference < -error else self
         difference, error = _compared(new, self.lowest)
         lowest = new if difference < 0 else self.lowest
-        keep = difference <= _GIVEN_BACK * (self.first.loss - lowest.loss)
+        gained = self.first.cost - lowest.cost
+        within = min(_ERROR * error, _SHARE * gained) if new.scores else _GIVEN_BACK * gained
+        keep = difference <= within
         behind = self.behind + 1 if difference > error else 0
         return replace(after, lowest=lowest, kept=new if keep else self.kept, behind=behind), keep
 
 
 def _compared(new: Candidate, old: Candidate) -> tuple[float, float]:
     """By how much it is worse, and the standard error of that."""
-    worse = [a - b for a, b in zip(new.losses, old.losses, strict=True)]
+    worse = [a - b for a, b in zip(new.costs, old.costs, strict=True)]
     return mean_of(worse), standard_error(worse)
 
 

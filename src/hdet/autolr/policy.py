@@ -27,7 +27,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from hdet.autolr.best import Best, BestWeights, Incumbent
-from hdet.autolr.choice import Candidate, mean_of
+from hdet.autolr.choice import mean_of
 from hdet.autolr.clock import DECAY, Clock, Curve
 from hdet.autolr.probe_checks import ProbeChecks
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
@@ -106,6 +106,7 @@ class Horizon(Policy):
             "patience": repr(self._patience),
             "probe batches a sync": repr(self._probe.per_sync),
             "probe batches to choose by": repr(self._probe.choosing),
+            "weights are chosen by": "the loss" if self._probe.choose_by is None else "choose_by",
         }
 
     def describe(self) -> str:
@@ -236,8 +237,8 @@ class Horizon(Policy):
 
     def at_mean(self) -> Sequence[float | Tensor]:
         """Once the replicas are averaged: this rank's losses at m on all batches; at e, the present weights,
-        on a few, once windows are compared; how far m is from p; and, where weights are deployed with running
-        statistics, the losses with those, by which weights are chosen."""
+        on a few, once windows are compared; how far m is from p; and, where weights are chosen by another
+        number (a metric, or the loss with the running statistics that they are deployed with), that."""
         best, ends, few = self.incumbent.weights, self._clock.ends_run, 0
         if self.incumbent.previous is not None and any(state.windows > 0 for state in self._states):
             few = self._probe.choosing  # e may be returned at the end of the run; elsewhere some will do
@@ -246,7 +247,7 @@ class Horizon(Policy):
             self._check_elsewhere()
         self._path.converge()
         with self._context.regularisers_off():
-            self._checks.drew(few)
+            self._checks.prepare()
             measured: dict[str, Sequence[float | Tensor]] = {
                 "mean": (),
                 "end": best.measure(few) if few else (),
@@ -255,7 +256,7 @@ class Horizon(Policy):
             measured["displacements"] = self._path.displacements()
             measured["marks"] = [best.mark()]
             measured["lost"] = [float(not state_is_finite(self._context.optimizer))]
-            if self._probe.has_norms:
+            if self._probe.has_norms or best.by_metric:
                 measured["chosen end"] = best.measure_deployed(refresh=False) if ends and few else ()
                 measured["chosen"] = self._window.at_mean(partial(best.measure_deployed, refresh=True))
         self._widths = {name: len(part) for name, part in measured.items()}
@@ -303,7 +304,8 @@ class Horizon(Policy):
             for state, window, span in zip(self._states, windows, self._path.spans, strict=True)
         ]
         lost = any(losses["lost"]) and all(map(math.isfinite, losses["displacements"]))
-        plan = _Plan(seen, before, windows, decisions, lost=lost)
+        metric = mean_of(losses["chosen"]) if self.incumbent.weights.by_metric else None
+        plan = _Plan(seen, before, windows, decisions, lost=lost, metric=metric)
         if any(decision.action == "back" for decision in decisions):
             plan = self._plan_rollback(plan)
         if plan.back is None:
@@ -398,14 +400,15 @@ class Horizon(Policy):
         decisions = self._factors.as_one(self._states, plan.decisions)
         plan = replace(plan, decisions=decisions, states=[decision.state for decision in decisions])
         incumbent, window = self.incumbent, self._window
-        mean, chosen = window.by_number(window.mean.tensors), tuple(losses.get("chosen") or losses["mean"])
-        decides = plan.windows[0].decides
+        candidate = partial(incumbent.weights.candidate, decides=plan.windows[0].decides)
+        at_mean = losses["mean"], losses.get("chosen", ())
+        mean = window.by_number(window.mean.tensors)
         if not losses["end"]:
-            incumbent.offer(Candidate(self._clock.began, "start", chosen, decides), losses["mean"], mean)
+            incumbent.offer(candidate(self._clock.began, "start", *at_mean), losses["mean"], mean)
             return plan
-        incumbent.offer(Candidate(step, "mean", chosen, decides), losses["mean"], mean)
+        incumbent.offer(candidate(step, "mean", *at_mean), losses["mean"], mean)
         if step == plan.seen.total_steps:
-            end = Candidate(step, "end", tuple(losses.get("chosen end") or losses["end"]), decides)
+            end = candidate(step, "end", losses["end"], losses.get("chosen end", ()))
             incumbent.weights.offer(end, window.by_number(window.weights))
         rises = any(decision.action in ("up", "scale") for decision in decisions)
         used = [state.value for state in self._states]
@@ -457,7 +460,10 @@ class Horizon(Policy):
         self._move_factors()
         return Decided(
             tuple(b.record(delta=b.axis.base - b.base) for b in plan.before),
-            horizon=tuple(map(_record, self._factors.names(), plan.decisions, plan.windows)),
+            horizon=tuple(
+                replace(_record(*each), metric=plan.metric)
+                for each in zip(self._factors.names(), plan.decisions, plan.windows, strict=True)
+            ),
             events=events,
             void=plan.back == "window",
             went_back=plan.back is not None,
@@ -499,7 +505,7 @@ class Horizon(Policy):
         return sum(copy.bytes() for copy in copies)
 
     def configuration(self) -> dict[str, Any]:
-        return {"trained": list(self._window.numbers)}
+        return {"trained": list(self._window.numbers), **self.incumbent.weights.configuration}
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
@@ -547,6 +553,7 @@ class _Plan:
     events: tuple[str, ...] = ()
     best: bool = False
     lost: bool = False
+    metric: float | None = None
 
 
 def split_rows(rows: Sequence[Sequence[float]], widths: Mapping[str, int]) -> dict[str, list[float]]:

@@ -1,34 +1,34 @@
-"""Checks of what a probe measures. Losses that are not finite or never change raise; a probe of one batch,
+"""Checks of what a probe measures. Losses that are not finite or never change raise; a loss that has steps,
 one that is trained on, and one whose loss is not the training loss give a warning; so do ranks that train on
 the same batches."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import cycle
 from typing import Any
 
 from hdet.autolr.rule import Window
 from hdet.loop.policy import Sample, Seen
 from hdet.probes import Probe
-from hdet.probes.batch_contents import fingerprint
+from hdet.probes.batch_contents import count_samples
 from hdet.probes.overlap import WIDTH, Overlap
 
 __all__ = ["ProbeChecks", "other_loss"]
 
-logger = logging.getLogger("hdet")
-
 _MAX_CONSTANT = 3
-#: After so many measurements on one and the same batch there is a warning.
-_SAME_BATCH = 8
+#: Of a quotient in float32, beside one.
+_ROUNDING = 1e-6
 #: Losses at the same weights differ clearly by so many standard errors, and enough for a warning by this
 #: share of the smaller. Where training losses hardly differ among themselves, as for one batch repeated,
 #: their spread says nothing about other samples, and it takes more.
 _ERRORS, _SHARE, _SHARE_OF_ONE, _ONE = 5, 0.25, 1.0, 1e-3
 #: Fewer batches do not give a usable spread.
 _ENOUGH = 4
+#: A loss that counts samples shows so by this many bits, each of which chance grants in one of two cases.
+_BITS = 24
 
 
 class ProbeChecks:
@@ -45,11 +45,12 @@ class ProbeChecks:
         self._caller = caller
         self._probe = probe
         self._own_data = own_data
-        self._constant = self._drawn = 0
-        self._varied = self._compared_batches = False
+        self._constant, self._varied = 0, False
         self._overlap = Overlap(probe)
         if not watches:
             self._overlap.settle()
+        #: For each batch the counts of samples that its losses were; None once one was none, or it was said.
+        self._counts: set[tuple[int, int]] | None = set()
         #: The training losses at the weights that the first judged window is compared with.
         self._training: Sample | None = Sample()
 
@@ -65,10 +66,10 @@ class ProbeChecks:
         """New warnings; raises for what cannot be used where windows are ``judged``."""
         if judged:
             self._check_losses(seen.step, windows)
-        said = []
+        said = [self._steps(windows[0].mean)]
         if not self._overlap.settled:
             rows = [row[-WIDTH:] for row in seen.rows]
-            said = [self._overlap.same_batches(rows)] if self._own_data else []
+            said += [self._overlap.same_batches(rows)] if self._own_data else []
             said.append(self._overlap.found(rows))
         if not judged and self._training is not None:
             self._training = seen.training
@@ -77,21 +78,10 @@ class ProbeChecks:
             self._training = None
         return tuple(filter(None, said))
 
-    def drew(self, count: int) -> None:
-        """The probe is about to measure so many batches."""
+    def prepare(self) -> None:
+        """The probe is about to measure."""
         if not self._overlap.settled:
             self._overlap.prepare()
-        self._drawn += count
-        if self._drawn >= _SAME_BATCH and not self._compared_batches:
-            self._compared_batches = True
-            marks = {fingerprint(batch) for half in self._probe.halves() for batch in half}
-            if len(marks) == 1 and None not in marks:
-                logger.warning(
-                    "%s: the probe's %d batches so far were one and the same: the learning rate is fitted to "
-                    "it. Training goes on; give Probe more batches",
-                    self._caller,
-                    self._drawn,
-                )
 
     def _check_losses(self, step: int, seen: Sequence[Window]) -> None:
         """Raise ValueError where losses at known weights are not finite, or do not depend on the weights."""
@@ -116,6 +106,31 @@ class ProbeChecks:
                 f"{losses[0]:.6g} at all points of {self._constant} windows; does loss_fn call the model "
                 "that the optimizer trains?"
             )
+
+    def _steps(self, losses: Sequence[float]) -> str:
+        """The warning if all losses so far are numbers of samples over the size of a batch, or "".
+
+        Chance grants that to no float32. In bfloat16, which has eight binary digits, a count of samples below
+        2^k has 8 - k of them behind the point, and chance makes all of them zero once in 2^(8 - k) cases.
+        """
+        if self._counts is None or not all(map(math.isfinite, losses)):
+            return ""
+        sizes = [count_samples(batch) for batch in self._probe.halves()[0]]
+        for loss, (batch, size) in zip(losses, cycle(enumerate(sizes)), strict=False):
+            count = abs(loss) * (size or 0)
+            if size is None or abs(count - round(count)) > _ROUNDING * size:
+                self._counts = None
+                return ""
+            self._counts.add((batch, round(count)))
+        if sum(max(0, 8 - count.bit_length()) for _, count in self._counts if count) < _BITS:
+            return ""
+        self._counts = None
+        return (
+            f"the probe's losses are whole numbers of samples over {sizes[0]}, the size of its batches: a "
+            "step function of the weights, such as 1 - accuracy, by which a learning rate is badly judged. "
+            "Give the probe the loss that is trained on, and the metric (higher is better) as choose_by: "
+            "hdet.Probe(loss_fn, batches, model=model, choose_by=metric)"
+        )
 
     def state(self) -> list[Any]:
         """Plain values."""

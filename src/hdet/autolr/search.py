@@ -287,7 +287,8 @@ class Search(Door, LRScheduler):
         best, improved = weights.best, weights.choice.improved
         loads = "nothing was kept for finish_()"
         if best is not None:
-            loads = f"finish_() loads the {best.kind} of step {best.step}, at {best.loss:.4g}"
+            by = "" if best.metric is None else f"a metric of {best.metric:.4g} and a loss of "
+            loads = f"finish_() loads the {best.kind} of step {best.step}, at {by}{best.loss:.4g}"
         steps = f"{self.steps} steps" if self._budget is None else f"{self.steps} of {self._budget} steps"
         rollbacks = f"{self._rollbacks} rollback{'' if self._rollbacks == 1 else 's'}"
         counted = f"{self._windows} windows, {rollbacks}"

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,12 @@ class HDETCallback(Callback):
     It runs AutoLR unless ``method="published"`` asks for the paper's HDET.
 
     Every optimizer step is one step of the door, with this rank's own training loss, the mean over the
-    batches it accumulated. Replicas are averaged before a validation, a checkpoint and the end. The state
-    is in the checkpoint: a resumed run equals the unbroken one (of replicas that diverge, only from a
-    window's end). A search that has ended loads the best weights (``finish_``) before Lightning validates and
-    saves for the last time, and stops training. ``EarlyStopping`` ends the search: the learning rate decays,
-    and then training stops.
+    batches it accumulated. Replicas are averaged before a validation, a checkpoint and the end. The state is
+    in the checkpoint: a resumed run equals the unbroken one (of replicas that diverge, only from a window's
+    end; within an epoch, with a loader that has a ``state_dict``: with any other Lightning itself begins the
+    epoch's batches again). A search that has ended loads the best weights (``finish_``) before Lightning
+    validates and saves for the last time, and stops training. ``EarlyStopping`` ends the search: the
+    learning rate decays, and then training stops.
 
     Args:
         method: ``"autolr"`` finds the learning rate, of all optimizers. ``"autotune"`` finds weight decay,
@@ -88,6 +90,9 @@ class HDETCallback(Callback):
             validation data; without validation data, it sets eight batches of the training data aside. Its
             loss is what ``training_step`` returns (``validation_step``, if optimization is manual), called
             without what it logs.
+        choose_by: of the probe that is made here: a metric, from a batch on the module's device to a number
+            of which higher is better. By it the best weights are chosen, and not by the loss, which goes on
+            judging the learning rate: ``lambda batch: accuracy(module(batch[0]), batch[1])``.
 
     Attributes:
         auto: what was built; None before the first fit.
@@ -101,6 +106,7 @@ class HDETCallback(Callback):
         method: Method = "autolr",
         *,
         probe: Probe | Callable[[LightningModule], Probe] | None = None,
+        choose_by: Callable[[Any], Tensor | float] | None = None,
     ) -> None:
         self._make = builder_of("HDETCallback", method)
         if probe is not None and method not in ("autolr", "autotune"):
@@ -108,10 +114,15 @@ class HDETCallback(Callback):
                 "HDETCallback: probe goes with method='autolr' and 'autotune', and a callable brings its "
                 f"own, got method={method!r} and probe={probe!r}; leave it out"
             )
+        if choose_by is not None and (probe is not None or method not in ("autolr", "autotune")):
+            raise ValueError(
+                "HDETCallback: choose_by goes with the probe that HDETCallback makes, got "
+                f"method={method!r} and probe={probe!r}; give it to your own, hdet.Probe(..., choose_by=...)"
+            )
         self.auto: Any = None
         self._wrapped: WrappedScheduler | None = None
         self._method = method
-        self._probe = probe
+        self._probe, self._choose_by = probe, choose_by
         self._saved: Mapping[str, Any] | None = None
         self._steps = 0
         self._losses: list[Tensor] = []
@@ -168,13 +179,14 @@ class HDETCallback(Callback):
         if self._probe is not None:
             return self._probe if isinstance(self._probe, Probe) else self._probe(pl_module)
         loss_of = _StepLoss(trainer, pl_module)
+        choose_by = self._choose_by and partial(loss_of.metric, self._choose_by)
         batches = _validation_batches(trainer)
         if batches:
             said = f"{len(batches)} batches of the validation data, whose loss is then a little too low"
-            probe = Probe(loss_of, batches, model=pl_module)
+            probe = Probe(loss_of, batches, model=pl_module, choose_by=choose_by)
         else:
             said = f"{_PROBE_BATCHES} batches that are set aside from the training data"
-            probe = _set_aside(trainer, pl_module, loss_of)
+            probe = _set_aside(trainer, pl_module, loss_of, choose_by)
         if trainer.is_global_zero:
             logger.info(
                 "HDETCallback: the probe measures what %s returns on %s; HDETCallback(probe=...) takes "
@@ -424,13 +436,18 @@ class _StepLoss:
         if "dataloader_iter" in self._arguments:
             raise self._error("takes dataloader_iter, not a batch")
 
-    def __call__(self, batch: Any) -> Tensor:
+    def metric(self, choose_by: Callable[[Any], Any], batch: Any) -> Any:
+        """What ``choose_by`` gives, on a batch as the module's step gets it."""
         trainer, module = self._trainer, self._module
         batch = trainer.precision_plugin.convert_input(batch)
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)  # as Lightning's loops do
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         with _unlogged(module), self._context():
-            outputs = self.step(*((batch, 0) if len(self._arguments) > 1 else (batch,)))
+            return choose_by(batch)
+
+    def __call__(self, batch: Any) -> Tensor:
+        number = (0,) if len(self._arguments) > 1 else ()
+        outputs = self.metric(lambda batch: self.step(batch, *number), batch)
         if (loss := _loss_of(outputs)) is None:
             raise self._error(f"returned {type(outputs).__name__} for a batch of the probe")
         return loss
@@ -473,7 +490,7 @@ def _validation_batches(trainer: Trainer) -> list[Any]:
         return list(islice(first, int(min(_PROBE_BATCHES, loop.max_batches[0]))))
 
 
-def _set_aside(trainer: Trainer, module: LightningModule, loss_of: _StepLoss) -> Probe:
+def _set_aside(trainer: Trainer, module: LightningModule, loss_of: _StepLoss, choose_by: Any) -> Probe:
     """Take batches out of the training loader, before Lightning asks for it."""
     if trainer.reload_dataloaders_every_n_epochs:
         raise ValueError(
@@ -482,7 +499,9 @@ def _set_aside(trainer: Trainer, module: LightningModule, loss_of: _StepLoss) ->
             "data, or HDETCallback(probe=...)"
         )
     source = trainer.fit_loop._data_source  # no public name; from here Lightning takes the loader
-    probe, rest = Probe.set_aside(loss_of, source.dataloader(), model=module, batches=_PROBE_BATCHES)
+    probe, rest = Probe.set_aside(
+        loss_of, source.dataloader(), model=module, batches=_PROBE_BATCHES, choose_by=choose_by
+    )
     trainer.fit_loop._data_source = type(source)(rest, "")
     return probe
 

@@ -13,7 +13,7 @@ so the last checkpoint holds them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,9 @@ class HDETTrainerMixin(_Base):
             eight batches of each rank aside from ``train_dataset`` if the door needs a probe, a tenth of it
             at most (:meth:`hdet.Probe.set_aside`); give one if a run may resume with more ranks, which would
             set more aside.
+        choose_by: a metric, from a batch, as the model gets it, to a number of which higher is better. By it
+            the best weights are chosen, and not by the loss, which goes on judging the learning rate:
+            ``lambda batch: accuracy(model(**batch).logits, batch["labels"])``.
     """
 
     lr_scheduler: Any
@@ -91,6 +94,7 @@ class HDETTrainerMixin(_Base):
         *args: Any,
         method: Method = "autolr",
         probe_dataset: Dataset[Any] | None = None,
+        choose_by: Callable[[Any], Tensor | float] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -100,12 +104,13 @@ class HDETTrainerMixin(_Base):
         self._samples_set_aside = 0
         #: Of what was set aside: smaller than in training where that would have been more than a tenth.
         self._probe_batch_size = 0
-        self._probe_dataset = probe_dataset
-        if probe_dataset is not None and not wants(self._make, "probe"):
-            raise ValueError(
-                f"{self._name}: probe_dataset was given, and method={method!r} takes no argument named "
-                "probe; leave it out"
-            )
+        self._probe_dataset, self._choose_by = probe_dataset, choose_by
+        for name, value in (("probe_dataset", probe_dataset), ("choose_by", choose_by)):
+            if value is not None and not wants(self._make, "probe"):
+                raise ValueError(
+                    f"{self._name}: {name} was given, and method={method!r} takes no argument named probe; "
+                    "leave it out"
+                )
         if probe_dataset is None and self.train_dataset is not None and needs(self._make, "probe"):
             self._probe_dataset = self._set_aside()
         #: The sum of this rank's losses in the current accumulation, and what turns it into their own mean.
@@ -166,7 +171,10 @@ class HDETTrainerMixin(_Base):
             model = getattr(wrapped, "_orig_mod", wrapped)
             given: dict[str, Any] = {"total_steps": num_training_steps, "model": model}
             if self._probe_dataset is not None:
-                given["probe"] = Probe(self._probe_loss, self._probe_loader(), model=model)
+                choose_by = self._choose_by and self._probe_metric
+                given["probe"] = Probe(
+                    self._probe_loss, self._probe_loader(), model=model, choose_by=choose_by
+                )
             if in_ddp(self.accelerator):
                 given |= sharing_of(self._make)
             door = build(self._make, optimizer or self.optimizer, **given)
@@ -227,6 +235,10 @@ class HDETTrainerMixin(_Base):
             count = self._get_num_items_in_batch([inputs], self.args.device)
             loss: Tensor = self.compute_loss(self.model, inputs, num_items_in_batch=count)
         return loss.mean()
+
+    def _probe_metric(self, batch: Any) -> Any:
+        with self.compute_loss_context_manager():
+            return self._choose_by(self._prepare_inputs(batch))  # type: ignore[misc]  # there is one
 
     @contextmanager
     def _count_own_tokens(self) -> Iterator[None]:

@@ -59,7 +59,9 @@ def events_of(record: SyncRecord, decided: Decided, lost: Sequence[str]) -> list
     moved = [one for one in record.hyperparameters if one.base_after != one.base_before]
     if decided.best:
         loss = record.horizon[0].loss_mean if record.horizon else record.held_out_mean
-        events.append(Event("best", record.step, f"the probe's loss is {loss:.4g}, the best so far", record))
+        metric = record.horizon[0].metric if record.horizon else None
+        seen = f"the probe's loss is {loss:.4g}" if metric is None else f"the metric is {metric:.4g}"
+        events.append(Event("best", record.step, f"{seen}, the best so far", record))
     if decided.went_back:
         events.append(Event("back", record.step, "; ".join(decided.events), record))
     if moved:

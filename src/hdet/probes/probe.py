@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import partial
-from typing import Any, SupportsFloat, overload
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,9 @@ class Probe:
         repeats: how often it measures each batch, every time with other noise, the same noise at every point;
             the loss is their mean. For a loss that draws noise from torch (diffusion, a VAE): a few samples
             with eight draws each say more than one draw of them.
+        choose_by: a metric, from a batch to a number of which higher is better (of one where lower is, return
+            the negative). By it the best weights are chosen, as they would be deployed; the loss goes on
+            judging the learning rate. It may have steps, as accuracy has, which a loss must not.
 
     >>> model = nn.Linear(3, 1)
     >>> def loss_fn(batch):
@@ -72,6 +75,16 @@ class Probe:
     >>> after = probe.losses(batches)
     >>> all(b < a for a, b in zip(before, after)), max(after) < 1e-12
     (True, True)
+
+    Weights chosen by a metric:
+
+    >>> import hdet
+    >>> def accuracy(batch):
+    ...     return ((model(batch) > 0) == (batch.sum(1, keepdim=True) > 0)).float().mean()
+    >>> probe = Probe(loss_fn, list(torch.randn(8, 16, 3)), model=model, choose_by=accuracy)
+    >>> best = hdet.BestMean(model, probe).finish_()
+    >>> best.metric, best.metric_estimate, best.loss < 1e-12
+    (1.0, 1.0, True)
     """
 
     def __init__(
@@ -82,8 +95,9 @@ class Probe:
         model: nn.Module,
         per_sync: int = 4,
         repeats: int = 1,
+        choose_by: Callable[[Any], Tensor | float] | None = None,
     ) -> None:
-        _check_arguments("Probe", loss_fn, model, per_sync, repeats)
+        _check_arguments("Probe", loss_fn, model, per_sync, repeats, choose_by)
         if not isinstance(batches, Iterable) and not callable(batches):
             raise TypeError(
                 "Probe: batches must be an iterable of batches or a callable from the draw's number to a "
@@ -97,6 +111,8 @@ class Probe:
         #: How many batches one sync looks at, at most.
         self.per_sync = per_sync
         self._repeats = repeats
+        #: From a batch to a metric, by which weights are chosen instead of by the loss; higher is better.
+        self.choose_by = choose_by
         self._seed = torch.initial_seed()
         self._draws = 0
         # The draw at which the current pass over an iterable began: a resume starts there.
@@ -108,40 +124,11 @@ class Probe:
         #: Whether it is measuring now, for what looks at the model's inputs.
         self.measuring = False
 
-    @overload
     @classmethod
     def set_aside(
         cls,
-        loss_fn: Callable[[Any], Tensor | float],
-        loader: Iterable[Any],
-        *,
-        model: nn.Module,
-        batches: int = 8,
-        per_sync: int = 4,
-        repeats: int = 1,
-        seed: int = 0,
-    ) -> tuple[Probe, Iterable[Any]]: ...
-
-    @overload
-    @classmethod
-    def set_aside(
-        cls,
-        loader: Iterable[Any],
-        /,
-        *,
-        model: nn.Module,
-        criterion: Callable[[Any, Any], Tensor],
-        batches: int = 8,
-        per_sync: int = 4,
-        repeats: int = 1,
-        seed: int = 0,
-    ) -> tuple[Probe, Iterable[Any]]: ...
-
-    @classmethod
-    def set_aside(
-        cls,
-        loss_fn: Any = None,
-        loader: Any = None,
+        loss_fn: Callable[[Any], Tensor | float] | Iterable[Any] | None = None,
+        loader: Iterable[Any] | None = None,
         *,
         model: nn.Module,
         criterion: Callable[[Any, Any], Tensor] | None = None,
@@ -149,12 +136,14 @@ class Probe:
         per_sync: int = 4,
         repeats: int = 1,
         seed: int = 0,
+        choose_by: Callable[..., Tensor | float] | None = None,
     ) -> tuple[Probe, Iterable[Any]]:
         """Take batches out of a training loader for good: the probe on them, and what is left to train with.
 
         Two forms: ``set_aside(loss_fn, loader, model=model)``, with a function from a batch to its loss, and
         for batches of inputs and targets ``set_aside(loader, model=model, criterion=F.cross_entropy)``, whose
-        loss is ``criterion(model(inputs), targets)`` on the model's device.
+        loss is ``criterion(model(inputs), targets)`` on the model's device. ``choose_by``, a metric of which
+        higher is better, is called as the loss is: with a batch, or with the model's outputs and targets.
 
         From a DataLoader over a map-style dataset, samples are chosen by ``seed``, the same on all ranks, and
         the loader is rebuilt over the others; with a DistributedSampler every rank keeps ``batches`` batches
@@ -171,9 +160,10 @@ class Probe:
         the same two parts. Of the one it returned ``batches`` and ``seed`` change nothing. (An iterator that
         cannot restart goes on behind what was taken.)
         """
+        loss_of: Any = loss_fn
         if criterion is not None or loader is None:
-            loss_fn, loader = _with_criterion(loss_fn, loader, model, criterion)
-        _check_arguments("Probe.set_aside", loss_fn, model, per_sync, repeats)
+            loss_of, loader = _with_criterion(loss_fn, loader, model, criterion)
+        _check_arguments("Probe.set_aside", loss_of, model, per_sync, repeats, choose_by)
         if not isinstance(batches, int) or batches < per_sync:
             raise ValueError(
                 f"Probe.set_aside: batches must be an integer of at least per_sync={per_sync}, "
@@ -188,9 +178,10 @@ class Probe:
             kept, rest = split_iterable(loader, batches)
         if criterion is not None:
             _check_pairs(kept)
+            choose_by = choose_by and partial(_of_pair, model, choose_by)
         if len(kept) < batches:  # half of them at a time, as of the eight
             per_sync = min(per_sync, (len(kept) + 1) // 2)
-        probe = cls(loss_fn, kept, model=model, per_sync=per_sync, repeats=repeats)
+        probe = cls(loss_of, kept, model=model, per_sync=per_sync, repeats=repeats, choose_by=choose_by)
         probe._set_aside = sum(count_samples(batch) or 0 for batch in kept) or None
         return probe, rest
 
@@ -199,7 +190,8 @@ class Probe:
         size = f" of {self._batch_size:,} samples" if self._batch_size else ""
         size += f", each with {self._repeats} draws of noise," if self._repeats > 1 else ""
         aside = f"; {self._set_aside:,} set aside" if self._set_aside else ""
-        return f"{self.per_sync} batch{'es' if self.per_sync > 1 else ''}{size} a sync{aside}"
+        metric = "; a metric chooses the weights" if self.choose_by is not None else ""
+        return f"{self.per_sync} batch{'es' if self.per_sync > 1 else ''}{size} a sync{aside}{metric}"
 
     def draw(self) -> list[Any]:
         """The batches of the next sync. The global random state is neither read nor moved."""
@@ -272,21 +264,41 @@ class Probe:
             )
         return taken
 
-    def losses(self, batches: Iterable[Any], *, of: str | None = None) -> list[float]:
+    def losses(
+        self, batches: Sequence[Any], *, of: str | None = None, refresh: bool | None = None
+    ) -> list[float]:
         """The loss of each batch at the weights as they are now, with one wait for the device in all.
 
         Until the next draw the k-th batch has the same random state in every call. Batches that are kept
         (:meth:`halves`) get a name by ``of``, under which they have the same one for the whole run. A loss
         that is not finite is returned as it is.
+
+        ``refresh`` measures with batch norm in evaluation mode, as the weights would be deployed: with
+        statistics computed from these batches, for weights that training has never used, or if it is False
+        with the model's own. They are restored afterwards.
         """
-        return [loss for (loss,) in self.losses_of_each(batches, _ALONE, of=of)]
+        return [loss for (loss,) in self.losses_of_each(batches, _ALONE, of=of, refresh=refresh)]
 
     def losses_of_each(
-        self, batches: Iterable[Any], replicas: Replicas, *, of: str | None = None
+        self,
+        batches: Sequence[Any],
+        replicas: Replicas,
+        *,
+        of: str | None = None,
+        refresh: bool | None = None,
+        metric: bool = False,
     ) -> list[list[float]]:
-        """As :meth:`losses`, of every replica in this process; of several, ``loss_fn`` returns all."""
+        """As :meth:`losses`, of every replica in this process, each with statistics of its own; of several,
+        ``loss_fn`` returns all. Or what ``choose_by`` gives, as the ``metric``."""
         several = replicas.local_count
         rows = replicas.buffers_of(self.model).values() if several > 1 else ()
+        if refresh is not None and (norms := trained_norms(self.model)):
+            with weights_alone(self.model, rows, deployed=True):
+                if refresh:
+                    self.refresh_norms_(batches, norms, replicas)
+                return self.losses_of_each(batches, replicas, of=of, metric=metric)
+        measured = self.choose_by if metric else self.loss_fn
+        assert measured is not None
         values: list[Tensor | float] = []
         self.measuring = True
         try:
@@ -295,12 +307,12 @@ class Probe:
                     key = "losses", self._seed, self._draws if of is None else of, k
                     for again in range(self._repeats):
                         reseed(*key, *([again] if again else []))
-                        loss = self.loss_fn(batch)
+                        loss = measured(batch)
                         if isinstance(loss, Tensor) and loss.numel() == several and not loss.is_complex():
                             # A copy, because the next batch overwrites the static output of a CUDA graph.
                             values.append(loss.detach().reshape(several).clone())
                         else:
-                            values.append(_as_number(loss, several))
+                            values.append(_as_number("choose_by" if metric else "loss_fn", loss, several))
                 tensors = [value for value in values if isinstance(value, Tensor)]
                 same_device = [tensor.to(tensors[0].device) for tensor in tensors]
                 read = iter(torch.stack(same_device).tolist() if tensors else ())
@@ -329,26 +341,6 @@ class Probe:
         with random_state(self.model, "norms", self._seed):
             only = [norm for norm in chosen if isinstance(norm, _BatchNorm)]
             refresh_norms_(self.model, self.loss_fn, batches, only, replicas)
-
-    def deployed_losses(self, batches: Sequence[Any], *, refresh: bool, of: str) -> list[float]:
-        """As :meth:`losses`, with batch norm in evaluation mode, as the weights would be deployed.
-
-        ``refresh`` computes the statistics from these batches, for weights that training has never used;
-        otherwise the model's own are used. They are restored afterwards.
-        """
-        each = self.deployed_losses_of_each(batches, _ALONE, refresh=refresh, of=of)
-        return [loss for (loss,) in each]
-
-    def deployed_losses_of_each(
-        self, batches: Sequence[Any], replicas: Replicas, *, refresh: bool, of: str
-    ) -> list[list[float]]:
-        """As :meth:`deployed_losses`, of every replica in this process, each with statistics of its own."""
-        norms = trained_norms(self.model)
-        rows = replicas.buffers_of(self.model).values() if replicas.local_count > 1 else ()
-        with weights_alone(self.model, rows, deployed=True):
-            if refresh:
-                self.refresh_norms_(batches, norms, replicas)
-            return self.losses_of_each(batches, replicas, of=of)
 
     def state_dict(self, rank: int = 0) -> dict[str, int]:
         """How many batches were drawn, at which of them the current pass over an iterable began, and the seed
@@ -398,20 +390,20 @@ class Probe:
         return batch
 
 
-def _as_number(loss: object, replicas: int) -> float:
-    """A loss that is no tensor of the right size: a number of one replica's, or an error."""
+def _as_number(name: str, loss: object, replicas: int) -> float:
+    """A loss, or a metric, that is no tensor of the right size: a number of one replica's, or an error."""
     if isinstance(loss, Tensor):
         wanted = "a real scalar" if replicas == 1 else f"the real losses of {replicas} replicas"
         fix = "reduce it first, e.g. loss.mean()" if replicas == 1 else "use StackedReplicas.losses"
         raise ValueError(
-            f"Probe.losses: loss_fn must return {wanted}, got a tensor of shape {tuple(loss.shape)} "
+            f"Probe.losses: {name} must return {wanted}, got a tensor of shape {tuple(loss.shape)} "
             f"and type {loss.dtype}; {fix}"
         )
     if isinstance(loss, SupportsFloat) and replicas == 1:
         return float(loss)
     raise TypeError(
-        f"Probe.losses: loss_fn must return a scalar tensor or a number, got {type(loss).__name__}; return "
-        "the mean loss of the batch"
+        f"Probe.losses: {name} must return a scalar tensor or a number, got {type(loss).__name__}; return "
+        f"the mean {'loss' if name == 'loss_fn' else 'metric'} of the batch"
     )
 
 
@@ -423,10 +415,10 @@ def _with_criterion(first: object, loader: object, model: Any, criterion: object
             "model=model), or a loader and a criterion, set_aside(loader, model=model, criterion=criterion); "
             f"got loss_fn={first!r:.60}, loader={loader!r:.60} and criterion={criterion!r:.60}"
         )
-    return partial(_loss_of_pair, model, criterion), first if loader is None else loader
+    return partial(_of_pair, model, criterion), first if loader is None else loader
 
 
-def _loss_of_pair(model: nn.Module, criterion: Callable[[Any, Any], Tensor], batch: Any) -> Tensor:
+def _of_pair(model: nn.Module, criterion: Callable[[Any, Any], Any], batch: Any) -> Any:
     device = next(model.parameters()).device
     inputs, targets = (part.to(device) if isinstance(part, Tensor) else part for part in batch)
     return criterion(model(inputs), targets)
@@ -442,11 +434,18 @@ def _check_pairs(batches: Iterable[Any]) -> None:
             )
 
 
-def _check_arguments(caller: str, loss_fn: object, model: object, per_sync: object, repeats: object) -> None:
+def _check_arguments(
+    caller: str, loss_fn: object, model: object, per_sync: object, repeats: object, choose_by: object
+) -> None:
     if not callable(loss_fn):
         raise TypeError(
             f"{caller}: loss_fn must be a callable from a batch to its mean loss, "
             f"got {type(loss_fn).__name__}"
+        )
+    if choose_by is not None and not callable(choose_by):
+        raise TypeError(
+            f"{caller}: choose_by must be a callable from a batch to a number of which higher is better, got "
+            f"{type(choose_by).__name__}"
         )
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller}: model must be a torch nn.Module, got {type(model).__name__}")

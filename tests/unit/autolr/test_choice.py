@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -66,8 +67,8 @@ def test_the_latest_within_its_tolerance_of_the_lowest_is_kept(losses: list[tupl
     choice = after(candidates)
     lowest = min(candidates, key=lambda c: math.fsum(c.losses))
     assert choice.lowest == lowest
-    gained = candidates[0].loss - lowest.loss
-    as_good = [c for c in candidates[lowest.step :] if c.loss - lowest.loss <= 0.002 * gained]
+    gained = candidates[0].cost - lowest.cost
+    as_good = [c for c in candidates[lowest.step :] if c.cost - lowest.cost <= 0.002 * gained]
     assert choice.kept == as_good[-1]
 
 
@@ -107,6 +108,33 @@ def test_drift_cannot_carry_it_away() -> None:
     began = Candidate(0, "start", tuple(loss + 100.0 for loss in above.losses))
     choice = after([worse_by(0.07 * step, step) for step in range(1, 100)], after([above], after([began])))
     assert steps_of(choice) == (0, 2, 0, 85)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ((0.75, 1.0, 1.0, 1.0), 2),  # one error, and 6 % of the highest
+        ((0.95, 1.0, 1.0, 1.0), 3),  # one error
+        ((0.98, 0.98, 1.0, 1.0), 2),  # more than one error
+        ((1.0, 1.0, 1.0, 1.0), 3),  # as high
+    ],
+)
+def test_by_a_metric_the_latest_within_its_error_of_the_highest_is_kept(
+    scores: tuple[float, ...], kept: int
+) -> None:
+    """Whatever the losses are; so that one sample in a hundred does not choose, and two batches do not say
+    that anything is as good."""
+    rows = [(0.1, 0.2, 0.1, 0.2), (0.7, 0.8, 0.9, 0.8), (1.0, 1.0, 1.0, 1.0), scores]
+    choice = after([Candidate(k, "mean", (float(k),) * 4, scores=row) for k, row in enumerate(rows)])
+    assert choice.kept is not None
+    assert choice.kept.step == kept
+    assert Choice.from_dict(asdict(choice)) == choice
+    merged = choice.of_fewer(2, 1, batches=2)
+    assert merged is not None
+    assert merged.kept is not None
+    assert merged.kept.scores == pytest.approx(
+        [(a + b) / 2 for a, b in zip(rows[kept], rows[kept][2:], strict=False)]
+    )
 
 
 def test_one_sample_chooses_nothing() -> None:
@@ -187,7 +215,7 @@ def test_the_improvements_lie_one_after_the_other(losses: list[tuple[float, ...]
         choice, _ = choice.offered(candidate)
         if choice.improved is candidate:
             improved.append(candidate)
-    assert all(b.loss < a.loss for a, b in pairwise(improved))
+    assert all(b.cost < a.cost for a, b in pairwise(improved))
     assert improved[-1].step == choice.improved_at
 
 
@@ -204,7 +232,7 @@ BROKEN = [(math.nan, 1.0), (1.0, math.inf), (-math.inf, 1.0), (math.inf, -math.i
 @pytest.mark.parametrize("losses", BROKEN)
 def test_what_is_not_finite_is_never_kept(losses: tuple[float, ...]) -> None:
     broken = Candidate(1, "end", losses)
-    assert broken.loss == math.inf
+    assert broken.cost == math.inf
     before = first()
     choice, keep = before.offered(broken)
     assert not keep
@@ -250,7 +278,7 @@ def test_mean_and_error_are_the_textbook_ones(values: list[float]) -> None:
 def test_mean_and_error_of_one_and_of_none() -> None:
     assert (mean_of([2.0]), standard_error([2.0])) == (2.0, 0.0)
     assert math.isnan(mean_of([]))
-    assert Candidate(0, "mean", ()).loss == math.inf
+    assert Candidate(0, "mean", ()).cost == math.inf
 
 
 def test_candidates_measured_on_unlike_batches_are_not_compared() -> None:

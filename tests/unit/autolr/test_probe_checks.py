@@ -1,4 +1,4 @@
-"""Probes that say nothing: refused, or said once."""
+"""Probes that say nothing: an error, or one warning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import AdamW
 
 import hdet
 from hdet import AutoLR
-from hdet.autolr.probe_checks import other_loss
+from hdet.autolr.probe_checks import ProbeChecks, other_loss
 from hdet.loop.policy import Sample
 from tests.unit.training import Net, Training, X, batch, decisions, loss_of, probe_of, train
 
@@ -57,11 +57,8 @@ def test_a_probe_of_another_model_is_a_constant() -> None:
 
 def test_the_same_batch_forever_trains_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     run = with_probe(lambda model: loss_of(model, batch(0)), lambda k: batch(0)).run(200)
-    said = [record.getMessage() for record in caplog.records if "one and the same" in record.getMessage()]
-    assert said == [
-        "AutoLR: the probe's 8 batches so far were one and the same: the learning rate is fitted to it. "
-        "Training goes on; give Probe more batches"
-    ]
+    said = [r.getMessage() for r in caplog.records if "batches gives some twice" in r.getMessage()]
+    assert len(said) == 1
     assert run.lrs[149][0] > 1e-4
 
 
@@ -81,6 +78,42 @@ def test_a_run_that_is_solved_goes_on() -> None:
     optimizer = AdamW(model.parameters())
     train(model, optimizer, AutoLR(optimizer, total_steps=400, probe=probe_of(model, hinge)), 400, hinge)
     assert hinge(model, X[300]).item() == 0
+
+
+# ---------------------------------------------------------------------- a loss that has steps
+
+
+@pytest.mark.parametrize("size", [8, 30, 128])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_share_of_samples_is_told_from_a_loss(
+    size: int, sign: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with what to write instead."""
+    run = Training(auto=False)
+
+    def wrong(x: Tensor) -> Tensor:
+        return sign * ((run.model(x) > 0) != (x[:, :1].sin() + x[:, 1:2] > 0)).float().mean()
+
+    probe = hdet.Probe(wrong, lambda k: batch(90_000 + k, size), model=run.model)
+    run.auto = hdet.AutoLR(run.optimizer, probe=probe, total_steps=200)
+    run.run(200)
+    (said,) = [r.getMessage() for r in caplog.records if "step function" in r.getMessage()]
+    assert f"whole numbers of samples over {size}, the size of its batches" in said
+    assert "hdet.Probe(loss_fn, batches, model=model, choose_by=metric)" in said
+
+
+@pytest.mark.parametrize("size", [1, 8, 32, 100, 256, 1024])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 50.0])
+def test_a_loss_is_never_taken_for_one(size: int, dtype: torch.dtype, scale: float) -> None:
+    """Not where it has few digits, and lies on a grid itself: ten thousand losses that fall and stand."""
+    probe = hdet.Probe(lambda x: 0.0, [torch.zeros(size, 1)] * 8, model=nn.Linear(1, 1))
+    draw = torch.Generator().manual_seed(size)
+    for _ in range(20):
+        checks = ProbeChecks("AutoLR", probe)
+        for k in range(125):
+            losses = scale * (0.1 + math.exp(-k / 20)) * (1 + 0.3 * torch.randn(4, generator=draw))
+            assert checks._steps(losses.to(dtype).tolist()) == ""
 
 
 # ---------------------------------------------------------------------- another loss than that of training

@@ -146,7 +146,7 @@ def test_kept_batches_meet_the_same_random_state_at_any_time() -> None:
     assert probe.losses(kept, of="choice") == named
     assert probe.losses(kept) != unnamed
     assert not set(named) & set(probe.losses(kept, of="estimate"))
-    assert probe.deployed_losses(kept, refresh=False, of="choice") == named
+    assert probe.losses(kept, refresh=False, of="choice") == named
 
 
 # ---------------------------------------------------------------------- as deployed
@@ -189,7 +189,7 @@ def test_deployed_losses_are_those_in_evaluation_mode(refresh: bool) -> None:
     probe = Probe(lambda x: model(x).square().mean(), batch, model=model)
     batches, _ = probe.halves()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = probe.deployed_losses(batches, refresh=refresh, of="choice")
+    found = probe.losses(batches, refresh=refresh, of="choice")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert all(module.training for module in model.modules())
@@ -213,7 +213,7 @@ def test_a_loss_that_raises_leaves_statistics_and_flags_alone(fails_at: int) -> 
     probe = Probe(loss_fn, batch, model=model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(KeyError, match="the user's"):
-        probe.deployed_losses(probe.halves()[0], refresh=True, of="choice")
+        probe.losses(probe.halves()[0], refresh=True, of="choice")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert all(module.training for module in model.modules())
@@ -224,9 +224,9 @@ def test_deployed_losses_leave_the_random_state_alone_and_repeat() -> None:
     probe = Probe(lambda x: model(x + torch.randn_like(x)).square().mean(), batch, model=model)
     batches, _ = probe.halves()
     state = torch.get_rng_state()
-    found = probe.deployed_losses(batches, refresh=True, of="choice")
+    found = probe.losses(batches, refresh=True, of="choice")
     probe.draw()
-    assert probe.deployed_losses(batches, refresh=True, of="choice") == found
+    assert probe.losses(batches, refresh=True, of="choice") == found
     assert torch.equal(torch.get_rng_state(), state)
     assert all(map(math.isfinite, found))
 
@@ -234,5 +234,5 @@ def test_deployed_losses_leave_the_random_state_alone_and_repeat() -> None:
 def test_buffers_that_are_no_statistics_are_restored() -> None:
     model = nn.Sequential(Stateful(), nn.BatchNorm1d(4))
     probe = Probe(lambda x: model(x).mean(), batch, model=model)
-    probe.deployed_losses(probe.halves()[0], refresh=True, of="choice")
+    probe.losses(probe.halves()[0], refresh=True, of="choice")
     assert model[0].count == 0
