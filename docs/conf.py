@@ -16,7 +16,20 @@ project, author, copyright = "hdet", "The hdet maintainers", "The hdet maintaine
 version = release = hdet.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns, html_theme, html_title = ["_build"], "furo", f"hdet {release}"
-html_static_path, html_css_files = ["_static"], ["site.css"]
+html_static_path, html_css_files, html_js_files = ["_static"], ["site.css"], ["copy.js"]
+html_logo = html_favicon = "_static/mark.svg"
+html_theme_options = {
+    "light_css_variables": {
+        "color-brand-primary": "#6741c7",
+        "color-brand-content": "#6741c7",
+        "color-brand-visited": "#6741c7",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#b49cf5",
+        "color-brand-content": "#b49cf5",
+        "color-brand-visited": "#b49cf5",
+    },
+}
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
 myst_heading_anchors = 4
 
