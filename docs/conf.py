@@ -18,6 +18,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns, html_theme, html_title = ["_build"], "furo", f"hdet {release}"
 html_static_path, html_css_files, html_js_files = ["_static"], ["site.css"], ["copy.js"]
 html_logo = html_favicon = "_static/mark.svg"
+pygments_dark_style = "github-dark"
 html_theme_options = {
     "light_css_variables": {
         "color-brand-primary": "#6741c7",
@@ -47,15 +48,17 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]*)[^)\s]*\)")
 
 
 def outside(_: Any, page: str, text: list[str]) -> None:
-    """A link that leads out of docs/, as GitHub follows it, becomes words: the site does not hold that."""
+    """A link that leads out of docs/ becomes a download of that file; of a folder, which no site holds, words."""
 
-    def said(link: re.Match[str]) -> str:
+    def inside(link: re.Match[str]) -> str:
         target = (ROOT / "docs" / page).parent.joinpath(link[2]).resolve()
         if target.is_relative_to(ROOT / "docs"):
             return link[0]
-        return link[1] if target.name in link[1] else f"{link[1]} (`{target.relative_to(ROOT)}`)"
+        if target.is_file():
+            return "{download}`%s <%s>`" % (link[1].replace("`", ""), link[2])
+        return f"`{target.relative_to(ROOT)}`"
 
-    text[0] = _LINK.sub(said, text[0])
+    text[0] = _LINK.sub(inside, text[0])
 
 
 def public(app: Any, env: Any, node: Any, shown: Any) -> Any:
