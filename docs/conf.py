@@ -48,14 +48,15 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]*)[^)\s]*\)")
 
 
 def outside(_: Any, page: str, text: list[str]) -> None:
-    """A link that leads out of docs/ becomes a download of that file; of a folder, which no site holds, words."""
+    """A link that leads out of docs/ becomes a download of that file; to a folder, its name."""
 
     def inside(link: re.Match[str]) -> str:
         target = (ROOT / "docs" / page).parent.joinpath(link[2]).resolve()
         if target.is_relative_to(ROOT / "docs"):
             return link[0]
         if target.is_file():
-            return "{download}`%s <%s>`" % (link[1].replace("`", ""), link[2])
+            words = link[1].replace("`", "")
+            return f"{{download}}`{words} <{link[2]}>`"
         return f"`{target.relative_to(ROOT)}`"
 
     text[0] = _LINK.sub(inside, text[0])

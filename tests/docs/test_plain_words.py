@@ -1,4 +1,4 @@
-"""Words that a reader stumbles over stand on no page, and in no message or docstring; one sentence says what hdet is."""
+"""No page, message or docstring has a word that readers stumble over; one sentence says what hdet is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import hdet
 from tests import ROOT
 
-#: What to write instead: again; returned or loaded; warns, logs; raises; repaired; decays; rollback; a word of the cause.
+#: Write instead: again; returns, loads; warns, logs; raises; fixed; decays; rollback; resume.
 QUAINT = re.compile(
-    r"\b(anew|(?:hand(?:s|ed)?|hands) over|(?:is|are|was|were|be|being) (?:said|refused)|mended|c[oa]mes? down"
-    r"|way back|on the way out|whatever becomes|relapse\w*|speed of the weights|neither blindness"
+    r"\b(anew|hand(?:s|ed)? over|(?:is|are|was|were|be|being) (?:said|refused)|mended|c[oa]mes? down|way back"
+    r"|on the way out|whatever becomes|relapse\w*|speed of the weights|neither blindness"
     r"|worth (?:-?\d+\.\d+|no more than)|take the run up|take up the run)\b",
     re.IGNORECASE,
 )
