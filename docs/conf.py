@@ -19,17 +19,16 @@ exclude_patterns, html_theme, html_title = ["_build"], "furo", f"hdet {release}"
 html_static_path, html_css_files, html_js_files = ["_static"], ["site.css"], ["copy.js"]
 html_logo = html_favicon = "_static/mark.svg"
 pygments_dark_style = "github-dark"
+_BRANDED = (
+    "color-brand-primary",
+    "color-brand-content",
+    "color-brand-visited",
+    "color-api-name",
+    "color-api-pre-name",
+)
 html_theme_options = {
-    "light_css_variables": {
-        "color-brand-primary": "#6741c7",
-        "color-brand-content": "#6741c7",
-        "color-brand-visited": "#6741c7",
-    },
-    "dark_css_variables": {
-        "color-brand-primary": "#b49cf5",
-        "color-brand-content": "#b49cf5",
-        "color-brand-visited": "#b49cf5",
-    },
+    f"{mode}_css_variables": dict.fromkeys(_BRANDED, colour)
+    for mode, colour in (("light", "#6741c7"), ("dark", "#b49cf5"))
 }
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
 myst_heading_anchors = 4

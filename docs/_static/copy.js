@@ -7,7 +7,8 @@ addEventListener("DOMContentLoaded", () => {
     button.textContent = "Copy";
     button.addEventListener("click", async () => {
       const text = block.querySelector("pre").innerText;
-      const commands = text.split("\n").filter((line) => line.startsWith("$ ")).map((line) => line.slice(2));
+      const prompt = /^(\$|>>>|\.\.\.) /;
+      const commands = text.split("\n").filter((line) => prompt.test(line)).map((line) => line.replace(prompt, ""));
       await navigator.clipboard.writeText(commands.length ? commands.join("\n") : text);
       button.textContent = "Copied";
       setTimeout(() => { button.textContent = "Copy"; }, 1500);
