@@ -423,7 +423,7 @@ def test_a_replica_on_other_data_is_told(ranks: LocalProcesses) -> None:
 def test_replicas_on_the_same_data_are_told(ranks: LocalProcesses) -> None:
     said = ranks.run(told, 7, 0.0, size=RANKS, timeout=180)[0]
     assert [event for event in said if "train on the same batches" in event] == [
-        f"all {RANKS} ranks train on the same batches, so that they count as one: give each "
+        f"all {RANKS} ranks train on the same batches, so that they are worth no more than one: give each "
         "its own share of the data, by a DistributedSampler or a generator seeded with its rank"
     ]
 

@@ -57,7 +57,7 @@ class JointOptimizer(Optimizer):
     optimizer they were added to, so that a group keeps its number.
 
     Args:
-        caller: prefix of the errors.
+        caller: begins the errors.
         optimizers: no parameter may be in two of them.
     """
 

@@ -112,7 +112,7 @@ class Overlap:
         if len(first) > 1:
             return ""
         return (
-            f"all {len(rows)} ranks train on the same batches, so that they count as one: give "
+            f"all {len(rows)} ranks train on the same batches, so that they are worth no more than one: give "
             "each its own share of the data, by a DistributedSampler or a generator seeded with its rank"
         )
 

@@ -127,7 +127,7 @@ class Replicas(ABC):
         """Write the replicas' weights into the user's model."""
 
     def together(self, what: str, measure: Callable[[], Sequence[float | Tensor]]) -> list[float | Tensor]:
-        """Call ``measure``; if it raises on one rank, raise on all, so that no rank waits forever."""
+        """Call ``measure``; if it raises on one rank, raise on all, so that no rank waits for ever."""
         failure: Exception | None = None
         measured: list[float | Tensor] = []
         try:
