@@ -16,7 +16,20 @@ project, author, copyright = "hdet", "The hdet maintainers", "The hdet maintaine
 version = release = hdet.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns, html_theme, html_title = ["_build"], "furo", f"hdet {release}"
-html_static_path, html_css_files = ["_static"], ["site.css"]
+html_static_path, html_css_files, html_js_files = ["_static"], ["site.css"], ["copy.js"]
+html_logo = html_favicon = "_static/mark.svg"
+pygments_dark_style = "github-dark"
+_BRANDED = (
+    "color-brand-primary",
+    "color-brand-content",
+    "color-brand-visited",
+    "color-api-name",
+    "color-api-pre-name",
+)
+html_theme_options = {
+    f"{mode}_css_variables": dict.fromkeys(_BRANDED, colour)
+    for mode, colour in (("light", "#6741c7"), ("dark", "#b49cf5"))
+}
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
 myst_heading_anchors = 4
 
@@ -34,15 +47,18 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]*)[^)\s]*\)")
 
 
 def outside(_: Any, page: str, text: list[str]) -> None:
-    """A link that leads out of docs/, as GitHub follows it, becomes words: the site does not hold that."""
+    """A link that leads out of docs/ becomes a download of that file; to a folder, its name."""
 
-    def said(link: re.Match[str]) -> str:
+    def inside(link: re.Match[str]) -> str:
         target = (ROOT / "docs" / page).parent.joinpath(link[2]).resolve()
         if target.is_relative_to(ROOT / "docs"):
             return link[0]
-        return link[1] if target.name in link[1] else f"{link[1]} (`{target.relative_to(ROOT)}`)"
+        if target.is_file():
+            words = link[1].replace("`", "")
+            return f"{{download}}`{words} <{link[2]}>`"
+        return f"`{target.relative_to(ROOT)}`"
 
-    text[0] = _LINK.sub(said, text[0])
+    text[0] = _LINK.sub(inside, text[0])
 
 
 def public(app: Any, env: Any, node: Any, shown: Any) -> Any:

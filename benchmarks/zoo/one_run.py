@@ -37,10 +37,10 @@ _PLACES = {
 }
 #: The tasks in words; one that is not here is shown by its name.
 _WORDS = {
-    "houses-likelihood": "House prices",
-    "signs-distances": "Handwritten signs",
+    "surnames-recurrent": "Surnames, recurrent",
+    "clothes-vision-transformer": "Clothes, transformer",
     "clothes-fine-tuned": "Clothes, fine-tuned",
-    "fonts-distilled": "Letters, distilled",
+    "speakers-recurrent": "Speakers, recurrent",
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _GAP, _RIGHT = 800, 300, 66, 62, 66, 16, 12
 _TEXT, _FAINT, _OURS, _SWEEP = "#768390", "#76839055", "#e8590c", "#4f86c6"

@@ -7,14 +7,16 @@ import re
 from tests import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+START = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 
 
 def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 150
+    assert len(README.splitlines()) <= 110
 
 
-def test_what_one_must_know_stands_there() -> None:
-    known = README[README.index("## What you must know") :]
+def test_what_one_must_know_stands_one_link_away() -> None:
+    assert "(docs/start.md#what-one-must-know)" in README
+    known = START[START.index("## What one must know") :]
     for rule in (
         "after the process group",
         r"One `auto\.step\(\)` for each optimizer step",
@@ -25,11 +27,17 @@ def test_what_one_must_know_stands_there() -> None:
         assert re.search(rule, known), rule
 
 
-def test_one_picture_one_chart_and_one_table_of_evidence() -> None:
-    assert len(re.findall(r"^!\[", README, re.MULTILINE)) == 2
-    assert README.count("<!-- quote: ") == 1
+def test_one_chart_and_no_table_of_evidence() -> None:
+    assert len(re.findall(r"^!\[", README, re.MULTILINE)) == 1
+    assert "<!-- quote: " not in README
 
 
-def test_losses_stand_beside_wins() -> None:
-    assert "**AutoLR loses**" in README
-    assert "loses" in README[README.index("<!-- end -->") :]
+def test_costs_and_losses_stand_beside_wins_with_their_numbers() -> None:
+    parts = re.split(
+        r"^\*\*(Good for|Costs|Not for)\*\*$", README.partition("## Try it")[0], flags=re.MULTILINE
+    )
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert list(found) == ["Good for", "Costs", "Not for"]
+    for name, text in found.items():
+        assert text.count("<!-- number: ") >= 3, name
+    assert re.search(r"\*\*Never run:\*\* NCCL", found["Not for"])

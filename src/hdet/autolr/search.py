@@ -655,7 +655,7 @@ def _doubts(caller: str, optimizer: Optimizer, probe: Probe) -> list[str]:
     said = [
         f"optimizer {type(part).__name__} brings a learning rate of its own ({sign}): {caller} moves a "
         "factor on it while it moves itself, and neither knows of the other; use a plain optimizer, such as "
-        f"AdamW, or leave {caller} away"
+        f"AdamW, or leave {caller} out"
         for part in parts_of(optimizer)
         if (sign := _own_rate(part))
     ]

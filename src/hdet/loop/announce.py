@@ -295,7 +295,7 @@ def unfinished(steps: int, total_steps: int) -> str:
     """The schedule was made for more steps."""
     return (
         f"{steps} of {total_steps} steps were counted: the schedule has not come to its end, and the "
-        "learning rate has not come down; take the run up from its state, or give total_steps as many as "
+        "learning rate has not decayed; resume the run from its state, or give total_steps as many as "
         "there are optimizer steps (steps that a GradScaler skips are not among them)"
     )
 

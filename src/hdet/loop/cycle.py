@@ -421,7 +421,7 @@ class Cycle:
         self._since_sync += self._own_gradients
         lr = float(self.optimizer.param_groups[0]["lr"])
         warning = (
-            f"step: the run has ended at step {self.steps} (total_steps), and the optimizer steps on: the "
+            f"step: the run has ended at step {self.steps} (total_steps), and the optimizer still steps: the "
             f"learning rate stays at {lr:.4g}, and no further step is counted; stop training there, or raise "
             "total_steps"
         )

@@ -34,7 +34,7 @@ class Context:
     """The run, as its parts and policies see it; the loop makes it before the first step.
 
     Args:
-        caller: begins errors and log lines.
+        caller: prefix of errors and log lines.
         optimizer: whose weights are trained.
         replicas: who trains them.
         total_steps: S, or None while nobody knows.

@@ -40,7 +40,7 @@ class AutoTune(Search):
     """Finds the learning rate, and whatever ``explore`` names, while it trains.
 
     Call :meth:`step` once after every ``optimizer.step()``; stop where :attr:`finished`; :meth:`finish_`
-    hands over the best weights that were seen. Replicas are processes, each with data of its own. They train
+    loads the best weights that were seen. Replicas are processes, each with data of its own. They train
     apart for a window, each at values of its own, become one model, and their held-out losses, each at its
     own mean over the window and relative to that of all, move the values. The learning rate is the same for
     all; it, rollbacks and the end follow the averaged path, as in :class:`hdet.AutoLR`, whose arguments

@@ -36,7 +36,7 @@ class Standing:
     said: bool = False
 
     def after(self, losses: Sequence[float]) -> tuple[Standing, str]:
-        """After a window with these losses; and what is to be said of it, once, or ""."""
+        """After a window with these losses; and what to log of it, once, or ""."""
         if not all(map(math.isfinite, losses)):
             return self, ""
         mean, deviation = statistics.fmean(losses), statistics.pstdev(losses)
