@@ -186,16 +186,6 @@ class FanOut:
         rows = zip(self.axes, self.levels, strict=True)
         return [axis.multipliers(row) for axis, row in rows if isinstance(axis, GroupLearningRate)]
 
-    def enter_step(self) -> None:
-        """The optimizer is about to read."""
-        for axis, level in self.in_step:
-            axis.fan_out(level)
-
-    def leave_step(self) -> None:
-        """It has."""
-        for axis, _ in self.in_step:
-            axis.restore()
-
     def restore(self) -> None:
         """Write the base values everywhere."""
         for axis in self.axes:

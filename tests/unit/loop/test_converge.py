@@ -80,7 +80,7 @@ def test_who_is_left_out_takes_the_mean_of_the_others_with_their_state() -> None
         optimizer = moved(weight, math.nan if rank.rank == 1 else 1.0)
         with torch.no_grad():
             weight.fill_([3.0, math.nan, 5.0][rank.rank])
-        Converge(rank, optimizer, None, with_state=False)([1])
+        Converge(rank, optimizer, None, with_state=False)(lambda: [1])
         return weight.tolist(), float(optimizer.state[weight]["exp_avg"][0])
 
     for weight, average in on_threads(3, act):
