@@ -33,9 +33,6 @@ class Converge:
     """The mean of an optimizer's parameters and a model's buffers.
 
     Args:
-        replicas: who takes part.
-        optimizer: its parameters are averaged.
-        model: its buffers are averaged too.
         with_state: so is what the optimizer remembers of the gradients, where replicas see different ones.
     """
 
@@ -266,10 +263,6 @@ class WeightCopies:
 
     The next step begins from them, so a mean or a rollback must write them, too. They are known by their
     values alone, which are the parameter's up to its rounding.
-
-    Args:
-        optimizer: whose state it is.
-        replicas: who must find the same.
     """
 
     def __init__(self, optimizer: Optimizer, replicas: Replicas) -> None:
@@ -381,7 +374,6 @@ class Divergence:
     """Samples the weights of each parameter group before and after every mean.
 
     Args:
-        groups: the parameters.
         replicas: who holds them. Of several in this process, weights are matrices with a row for each; of one
             that lies on several ranks, each samples its own part.
     """

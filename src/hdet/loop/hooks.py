@@ -38,9 +38,6 @@ class StepHooks:
     """Hooks on one optimizer, or on several that step together.
 
     Args:
-        caller: prefix for error messages.
-        announcer: logs.
-        optimizer: whose steps they follow.
         fan_out: writes this replica's own values for a step.
         before: called before the first steps of a round, until it returns False; None where nobody looks at
             the weights.

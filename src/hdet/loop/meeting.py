@@ -53,10 +53,6 @@ class Meeting:
     """Where the replicas of a run meet.
 
     Args:
-        context: the run.
-        fan_out: the hyperparameters and their levels.
-        agreement: what they must agree on.
-        converge: the mean of the weights.
         collinear: whether replicas diverge along one line, so that their distance follows from their
             multipliers.
     """

@@ -227,3 +227,37 @@ def test_a_mask_that_grows_is_seen_again() -> None:
 def test_eight_bits() -> None:
     few = torch.zeros(3, dtype=torch.float8_e4m3fn)
     assert FiniteBuffers().judged([few]) == [few]
+
+
+# ---------------------------------------------------------------------- what a sync asks of the others
+
+
+class Counting(Alike):
+    """Counts what it exchanges with the others."""
+
+    exchanged = 0
+
+    def gather(self, row: Any) -> list[list[float]]:
+        self.exchanged += 1
+        return super().gather(row)
+
+
+@pytest.mark.parametrize(("probes", "exchanges"), [(False, 2), (True, 3)])
+def test_what_ranks_compare_is_one_row_beside_the_sums(probes: bool, exchanges: int) -> None:
+    """And what they measured another; a probe may fail at the mean, which is a third. Of the first syncs,
+    which compare where the replicas began and what the optimizer keeps, none is counted."""
+    replicas = Counting()
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    probe = hdet.Probe(lambda x: model(x).sum(), [torch.ones(1, 2)], model=model) if probes else None
+    explore = [hdet.LearningRate(spread=0.1)]
+    ensemble = hdet.Ensemble(optimizer, explore, probe=probe, sync_every=2, process_group=replicas)
+    for step in range(10):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        replicas.exchanged = 0
+        ensemble.step(1.0)
+        assert step < 4 or replicas.exchanged == (exchanges if step % 2 else 0)
+    replicas.exchanged = 0
+    ensemble.converge()
+    assert replicas.exchanged == 1
