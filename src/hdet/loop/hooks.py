@@ -105,7 +105,7 @@ class StepHooks:
         if self._inside:  # an optimizer step that raised never reached its post hook
             self.restore()
         if self._before is not None:
-            if self._on_cuda and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            if self._on_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     f"{type(optimizer).__name__}.step: a step that is counted must not be recorded in a CUDA "
                     "graph, whose replays call no step hooks; record forward and backward pass, and step "
@@ -118,7 +118,7 @@ class StepHooks:
             axis.fan_out(level)
 
     def _leave(self, optimizer: Optimizer, *_: object) -> None:
-        for axis, _ in self._fan_out.in_step:
+        for axis, _level in self._fan_out.in_step:
             axis.restore()
         self._inside = False
         number = self._optimizers.index(optimizer)

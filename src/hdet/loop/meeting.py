@@ -98,7 +98,10 @@ class Meeting:
                 of_mean = self._replicas.together(where, at_mean) if probes else at_mean()
         else:
             events, began_apart = self._compare(steps, round), self._agreement.check_start()
-            both = lambda: (at_own(), at_mean())  # noqa: E731
+
+            def both() -> tuple[list[_Row], list[_Row]]:
+                return at_own(), at_mean()
+
             of_own, of_mean = self._replicas.together(where, both) if probes else both()
         measured = [[*own, *mean] for own, mean in zip(of_own or (), of_mean, strict=True)]
         row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
