@@ -15,6 +15,7 @@ from hdet.hyperparameters import Axis, LearningRate
 from hdet.loop.levels import levels
 from hdet.loop.policy import Context, Policy
 from hdet.replicas import SoloReplica
+from hdet.replicas.averaging import always
 from hdet.replicas.base import Mean
 from hdet.replicas.processes import agree_among
 
@@ -61,7 +62,9 @@ class Thread(SoloReplica):
         agree_among(caller, facts, self.exchange)
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
-        def mean() -> tuple[str, ...]:
+        def mean(sound: Callable[[], bool] = always) -> tuple[str, ...]:
+            if not sound():
+                return ()
             for tensor in (*tensors, *buffers):
                 every = self.exchange(tensor.detach().clone())
                 tensor.detach().copy_(torch.stack(every).mean(0))

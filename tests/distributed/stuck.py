@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -17,8 +16,6 @@ from torch import nn
 import hdet
 
 STEPS, SYNC_EVERY = 12, 4
-#: Seconds that a rank is elsewhere, longer than the others' patience.
-AWAY = 20
 
 
 def main(rank: int, size: int, port: int, fault: str) -> None:
@@ -37,9 +34,6 @@ def main(rank: int, size: int, port: int, fault: str) -> None:
         gradients="all" if shared else "none",
         model=model,
     )
-    if fault == "finishes alone":
-        probe = hdet.Probe(lambda x: model(x).square().mean(), torch.randn(8, 4, 7), model=model)
-        best = hdet.BestMean(model, probe)
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
         loss = model(torch.randn(4, 7)).square().mean()
@@ -50,13 +44,6 @@ def main(rank: int, size: int, port: int, fault: str) -> None:
         if fault == "forgets a step" and rank == 1 and step == 6:
             continue
         ensemble.step(loss.detach())
-    if fault.endswith("alone"):
-        if rank:
-            time.sleep(AWAY)
-        elif fault == "saves alone":
-            hdet.save("unused", auto=ensemble)
-        else:
-            best.finish_()
 
 
 if __name__ == "__main__":

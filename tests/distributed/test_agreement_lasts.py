@@ -177,19 +177,3 @@ def test_ranks_that_drift_apart_are_told_and_then_refused(ranks: LocalProcesses)
         assert kind == "RuntimeError"
         assert "although nothing makes replicas diverge" in message
         assert "DistributedDataParallel is missing" in message
-
-
-def alike(rank: int) -> list[str]:
-    torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    auto = auto_lr(model, optimizer)
-    torch.manual_seed(rank + 1)
-    with listening() as heard:
-        for _ in range(100):
-            auto.step(train_once(model, optimizer))
-    return [line for line in heard if "weights differ" in line or "disagree" in line]
-
-
-def test_ranks_that_share_their_gradients_have_nothing_to_say(ranks: LocalProcesses) -> None:
-    assert ranks.run(alike, size=2) == [[], []]

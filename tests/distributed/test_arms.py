@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -22,12 +21,8 @@ from tests.distributed.classifier import (
     answer_to,
     batch,
     gradient,
-    listening,
     optimizer_state,
-    probe_of,
-    timeless,
 )
-from tests.states import forged
 
 # ---------------------------------------------------------------------- who shares what
 
@@ -159,43 +154,6 @@ def test_the_two_ends_are_local_gradients_and_plain_data_parallelism(
     assert all_equal([a["gradient"] for a in one]) == (same == "all")
 
 
-def no_exploring(rank: int) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model, criterion = Classifier(), nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with listening() as heard:
-        ensemble = hdet.Ensemble(optimizer, explore=[], gradients="none", sync_every=2, model=model)
-        found = []
-        for step in range(4):
-            loss = advance(model, criterion, optimizer, rank, step)
-            before = tasks.flat(model)
-            record = ensemble.step(loss)
-            found.append((before, tasks.flat(model), record))
-    saved = json.loads(json.dumps(ensemble.state_dict()))
-    ensemble.load_state_dict(saved)
-    return {"found": found, "heard": heard, "explored": forged(saved)["explored"]}
-
-
-def test_without_anything_to_explore_weights_are_averaged_and_that_is_all(ranks: LocalProcesses) -> None:
-    results = ranks.run(no_exploring)
-    assert results[0]["heard"] == []
-    assert results[0]["explored"] == []
-    for step in range(4):
-        before = [r["found"][step][0] for r in results]
-        after = [r["found"][step][1] for r in results]
-        records = [r["found"][step][2] for r in results]
-        assert not all_equal(before)
-        if step % 2 == 0:
-            assert records == [None] * 4
-            assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
-            continue
-        assert all_equal(after)
-        exact = torch.stack(before).double().mean(0)
-        torch.testing.assert_close(after[0].double(), exact, rtol=1e-6, atol=1e-7)
-        assert all(record.hyperparameters == () for record in records)
-        assert all(min(record.distance_measured) > 0 for record in records)
-
-
 # ---------------------------------------------------------------------- optimizer state
 
 
@@ -257,51 +215,7 @@ def test_optimizer_state_is_averaged_where_it_differs(
     assert all(not all_equal([r["before"][name] for r in results]) for name in differing)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_optimizer_state_is_not_touched_on_a_shared_gradient(ranks: LocalProcesses, kind: str) -> None:
-    for result in ranks.run(with_state, kind, "lr", True, size=3):
-        for name, before in result["before"].items():
-            assert torch.equal(before, result["after"][name])
-
-
 # ---------------------------------------------------------------------- arms
-
-
-def arms_judged_by_a_probe(rank: int) -> dict[str, Any]:
-    torch.manual_seed(rank)
-    model, criterion = Classifier(), nn.CrossEntropyLoss(label_smoothing=0.1)
-    arms = hdet.Arms(2)
-    wrapped = arms.wrap(model)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.02)
-    ensemble = hdet.Ensemble(
-        optimizer,
-        [hdet.LabelSmoothing(criterion)],
-        gradients=arms,
-        probe=probe_of(model, criterion, rank),
-        sync_every=2,
-        model=wrapped,
-    )
-    records = []
-    for step in range(6):
-        record = ensemble.step(advance(wrapped, criterion, optimizer, rank, step))
-        records += [record] if record else []
-    ensemble.detach()
-    return {
-        "records": [timeless(r) for r in records],
-        "held out": [len(r.held_out) for r in records],
-        "losses": [len(r.losses) for r in records],
-        "base": criterion.label_smoothing,
-        "weights": tasks.flat(model),
-    }
-
-
-def test_an_arm_is_one_replica_measured_twice(ranks: LocalProcesses) -> None:
-    results = ranks.run(arms_judged_by_a_probe)
-    assert all(r["records"] == results[0]["records"] for r in results)
-    assert results[0]["held out"] == [2] * 3
-    assert results[0]["losses"] == [4] * 3
-    assert len({r["base"] for r in results}) == 1
-    assert all_equal([r["weights"] for r in results])
 
 
 def arms_of(rank: int, counts: list[Any]) -> list[Answer]:
@@ -320,30 +234,3 @@ def test_arms_must_divide_the_ranks(ranks: LocalProcesses) -> None:
     for answers in ranks.run(arms_of, [2, 3], size=3):
         assert "use one of 1, 3" in answers[0][1]
         assert answers[1][0] == ""
-
-
-def by_machine(rank: int) -> tuple[int, list[int], Answer]:
-    without = answer_to(hdet.Arms)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_WORLD_SIZE", "2")
-        arms = hdet.Arms()
-    return arms.count, arms.members, without
-
-
-def test_an_arm_is_a_machine_unless_told_otherwise(ranks: LocalProcesses) -> None:
-    results = ranks.run(by_machine)
-    assert [(count, members) for count, members, _ in results] == [
-        (2, members) for members in ([0, 1], [0, 1], [2, 3], [2, 3])
-    ]
-    for _, _, (kind, said, _) in results:
-        assert kind == "ValueError"
-        assert "LOCAL_WORLD_SIZE='' does not divide the 4 ranks" in said
-
-
-def test_alone_there_is_one_arm() -> None:
-    model = nn.Linear(2, 2)
-    arms = hdet.Arms(1)
-    assert arms.wrap(model) is model
-    assert (arms.count, arms.size, arms.index) == (1, 1, 0)
-    with pytest.raises(ValueError, match="count must divide the 1 rank, got 2; use one of 1"):
-        hdet.Arms(2)

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.replicas.launch import LocalProcesses
-from hdet.tuning.regression import RegressionController
 from tests.distributed import tasks
 from tests.distributed.classifier import (
     Answer,
@@ -85,21 +84,6 @@ def test_what_cannot_work_is_refused_by_all_ranks_and_leaves_nothing_behind(
         assert hooks == 0
 
 
-def unlike_start(rank: int) -> Answer:
-    torch.manual_seed(0)
-    model = Classifier()
-    model.drop.p = 0.1 + 0.1 * rank
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return answer_to(lambda: hdet.Ensemble(optimizer, [hdet.Dropout(model)], gradients="none", model=model))
-
-
-def test_ranks_must_start_from_one_value(ranks: LocalProcesses) -> None:
-    for kind, message, _ in ranks.run(unlike_start, size=2):
-        assert kind == "RuntimeError", f"not refused: {message}"
-        assert "disagree" in message
-        assert "dropout" in message
-
-
 # ---------------------------------------------------------------------- doubted, and said once
 
 
@@ -126,44 +110,6 @@ def test_replicas_that_begin_as_strangers_are_doubted(ranks: LocalProcesses, how
     assert all(r["all"] == [] for r in results[1:]), "one rank speaks for all"
     if not warned:
         assert results[0]["all"] == []
-
-
-def test_gradients_of_their_own_that_make_no_difference_are_doubted(ranks: LocalProcesses) -> None:
-    results = ranks.run(doubted, "same batches", size=3)
-    assert sum("same weights although each arm" in said for said in results[0]["all"]) == 1
-    for result in results:
-        for events in result["events"]:
-            assert any("DistributedDataParallel over all ranks" in event for event in events)
-
-
-def empty_signal(rank: int) -> list[list[str]]:
-    """A regulariser judged by the training loss, then on a shared gradient."""
-    found = []
-    choices: list[Any] = ["none", "all"]
-    for gradients in choices:
-        torch.manual_seed(0)
-        model = Classifier()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        probe = None if gradients == "none" else probe_of(model, nn.CrossEntropyLoss())
-        with listening() as heard:
-            hdet.Ensemble(
-                optimizer,
-                [hdet.Dropout(model)],
-                gradients=gradients,
-                controller=RegressionController(),
-                probe=probe,
-                model=model,
-            )
-        found.append(list(heard))
-    return found
-
-
-def test_a_signal_that_cannot_judge_is_said_to_be_one(ranks: LocalProcesses) -> None:
-    by_loss, on_shared = ranks.run(empty_signal, size=2)[0]
-    assert len(by_loss) == len(on_shared) == 1
-    assert "driven to its lower bound. Give probe=" in by_loss[0]
-    assert "shared by all replicas" in on_shared[0]
-    assert "gradients='none' or hdet.Arms" in on_shared[0]
 
 
 # ---------------------------------------------------------------------- failing together
@@ -228,32 +174,3 @@ def test_a_probe_that_fails_on_one_rank_fails_on_all(ranks: LocalProcesses, call
         for h, known in enumerate(record.hyperparameters):
             stood = tuple(r["own"][2 * k + 2][h] for r in results)
             assert known.values == stood, "a replica is judged by the values that it had"
-
-
-def one_sided(rank: int, how: str) -> Answer:
-    torch.manual_seed(0)
-    model = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 2)])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    ensemble = hdet.Ensemble(optimizer, [], gradients="none", sync_every=2, model=model)
-
-    def train() -> None:
-        for step in range(2):
-            x, y = batch(rank, step)
-            used = [0] if how == "one more" else [rank % 2]
-            if how == "one more" and rank == 1:
-                used = [0, 1]
-            loss = sum((F.cross_entropy(model[i](x), y) for i in used), torch.zeros(()))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            ensemble.step(loss.detach())
-
-    return answer_to(train)
-
-
-@pytest.mark.parametrize("how", ["one more", "another of the same shape"])
-def test_state_for_different_layers_is_an_error_on_all_ranks(ranks: LocalProcesses, how: str) -> None:
-    for kind, message, seconds in ranks.run(one_sided, how):
-        assert kind == "RuntimeError", f"the state of unlike layers was mixed: {message}"
-        assert "some rank's gradient has not reached all parameters" in message
-        assert seconds < 20

@@ -154,30 +154,13 @@ def halved(rank: int, at: int) -> list[str]:
     return [replace(record, milliseconds=0.0).to_json() for record in records if record]
 
 
-@pytest.mark.parametrize("at", [60, 67])
-def test_a_resumed_run_equals_the_unbroken_one(
-    ranks: LocalProcesses, results: list[dict[str, Any]], at: int
-) -> None:
+def test_a_resumed_run_equals_the_unbroken_one(ranks: LocalProcesses, results: list[dict[str, Any]]) -> None:
+    """Within a window, where every rank resumes from its own state."""
+    at = 67
     unbroken = [record.to_json() for record in results[0]["records"] if record.step > at]
     assert unbroken
     for records in ranks.run(halved, at, size=RANKS, timeout=180):
         assert records == unbroken
-
-
-def test_removing_one_changes_nothing_of_what_the_others_are_dealt(
-    ranks: LocalProcesses, results: list[dict[str, Any]]
-) -> None:
-    """Only the noise of their comparisons: values follow their own bases, the signs are the same."""
-    without = ranks.run(whole, ("dropout", "weight_decay"), size=RANKS, timeout=180)[0]
-
-    def signs(result: dict[str, Any], name: str) -> list[tuple[bool, ...]]:
-        known = [h for r in result["records"] for h in r.hyperparameters if h.name == name]
-        return [tuple(value > h.base_before for value in h.values) for h in known]
-
-    for name in ("dropout", "weight_decay"):
-        pairs = list(zip(signs(results[0], name)[:8], signs(without, name)[:8], strict=True))
-        assert len(pairs) == 8
-        assert all(a == b for a, b in pairs if any(a) and any(b))
 
 
 # ---------------------------------------------------------------------- no policy claims what another did
@@ -248,11 +231,9 @@ def claimed(rank: int, rate_from: int, dial_from: int) -> list[tuple[float, floa
     return found
 
 
-@pytest.mark.parametrize(
-    ("rate_from", "dial_from"), [(0, 0), (0, 80), (80, 0), (0, 999), (999, 0)], ids=lambda n: str(n)
-)
+@pytest.mark.parametrize(("rate_from", "dial_from"), [(0, 80), (80, 0), (0, 999)], ids=lambda n: str(n))
 def test_no_policy_claims_what_another_did(ranks: LocalProcesses, rate_from: int, dial_from: int) -> None:
-    """Two effects of known size, one for each policy, in all orders: at once, one after the other, alone."""
+    """Two effects of known size, one for each policy, one after the other, and one alone."""
     for found in ranks.run(claimed, rate_from, dial_from, size=RANKS, timeout=120):
         breaks = [i for i, row in enumerate(found) if math.isnan(row[1])]
         # The window after an effect began compares losses of two worlds, and the one before is its start.
@@ -367,13 +348,12 @@ def test_two_ranks_explore_one_and_say_what_is_left_out(
 # ---------------------------------------------------------------------- replicas that are not alike
 
 
-def told(rank: int, batches_of: int | None, noise: float) -> list[str]:
-    """What two classes of points are told of: each rank has its own batches, or those of another; and the
-    last rank has labels that are wrong so often."""
+def told(rank: int, noise: float) -> list[str]:
+    """What two classes of points are told of: the last rank has labels that are wrong so often."""
     torch.manual_seed(0)
     model, criterion = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)), nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters())
-    draw = torch.Generator().manual_seed(rank if batches_of is None else batches_of)
+    draw = torch.Generator().manual_seed(rank)
     points = torch.randn(512, 6, generator=torch.Generator().manual_seed(99))
 
     def loss_of(x: Tensor, wrong: float = 0.0) -> Tensor:
@@ -402,7 +382,7 @@ def heard(rank: int) -> list[str]:
     log.setLevel(logging.INFO)
     try:
         with classifier.listening() as lines:
-            told(rank, None, 0.0)
+            told(rank, 0.0)
     finally:
         log.setLevel(logging.NOTSET)
     return [line for line in lines if "fell until the end" in line]
@@ -415,19 +395,11 @@ def test_where_the_loss_falls_until_the_end_a_shared_gradient_is_recommended(ran
 
 
 def test_a_replica_on_other_data_is_told(ranks: LocalProcesses) -> None:
-    said = [e for e in ranks.run(told, None, 0.45, size=RANKS, timeout=180)[0] if "whatever its values" in e]
+    said = [e for e in ranks.run(told, 0.45, size=RANKS, timeout=180)[0] if "whatever its values" in e]
     assert len(said) == 1
     assert said[0].startswith(f"replica {RANKS - 1} is worse than the others, whatever its values")
 
 
-def test_replicas_on_the_same_data_are_told(ranks: LocalProcesses) -> None:
-    said = ranks.run(told, 7, 0.0, size=RANKS, timeout=180)[0]
-    assert [event for event in said if "train on the same batches" in event] == [
-        f"all {RANKS} ranks train on the same batches, so that they are worth no more than one: give each "
-        "its own share of the data, by a DistributedSampler or a generator seeded with its rank"
-    ]
-
-
 def test_replicas_that_are_alike_are_told_nothing(ranks: LocalProcesses) -> None:
-    said = ranks.run(told, None, 0.0, size=RANKS, timeout=180)[0]
-    assert not [event for event in said if "whatever its values" in event or "same batches" in event]
+    said = ranks.run(told, 0.0, size=RANKS, timeout=180)[0]
+    assert not [event for event in said if "whatever its values" in event]

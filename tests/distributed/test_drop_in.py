@@ -103,39 +103,6 @@ def test_only_true_optimizer_steps_count(ranks: LocalProcesses, skip: list[int],
         assert record.distance_measured == pytest.approx(record.distance_predicted, rel=1e-2)
 
 
-def warm(rank: int, scope: str) -> dict[str, Any]:
-    torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(100, 80), torch.nn.BatchNorm1d(80))
-    model.register_parameter("frozen", torch.nn.Parameter(torch.ones(50), requires_grad=False))
-    wrapped = DistributedDataParallel(model)
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    state = torch.random.get_rng_state()
-    hdet.warm_start_(wrapped, noise=0.05, scope=scope, seed=3)
-    assert torch.equal(state, torch.random.get_rng_state())
-    return {"before": before, "after": {k: v.clone() for k, v in model.state_dict().items()}}
-
-
-@pytest.mark.parametrize("scope", ["global", "tensor"])
-def test_warm_start_after_ddp(ranks: LocalProcesses, scope: str) -> None:
-    a, b = ranks.run(warm, scope, size=2)
-    trained = ["0.weight", "0.bias", "1.weight", "1.bias"]
-    for name in a["before"]:
-        assert torch.equal(a["before"][name], b["before"][name])
-        if name not in trained:
-            assert torch.equal(a["before"][name], a["after"][name]), name
-    noise = {name: a["after"][name] - a["before"][name] for name in trained}
-    weights = torch.cat([a["before"][name].reshape(-1) for name in trained])
-    if scope == "global":
-        std = torch.cat([n.reshape(-1) for n in noise.values()]).std().item()
-        assert std == pytest.approx(0.05 * weights.norm().item() / weights.numel() ** 0.5, rel=0.05)
-        assert noise["1.bias"].abs().max() > 0
-    else:
-        ratio = noise["0.weight"].norm().item() / a["before"]["0.weight"].norm().item()
-        assert ratio == pytest.approx(0.05, rel=0.05)
-        assert torch.equal(a["after"]["1.bias"], a["before"]["1.bias"]), "a zero tensor has a norm of 0"
-    assert not torch.equal(a["after"]["0.weight"], b["after"]["0.weight"])
-
-
 def in_groups(rank: int) -> tuple[list[float], torch.Tensor]:
     """Two ensembles of two replicas side by side in a world of four."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,12 +76,29 @@ def test_survivors_of_a_stopped_rank_raise_and_exit(stopped: int) -> None:
         processes[stopped].send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("fault", "call"), [("saves alone", "hdet.save"), ("finishes alone", "finish_")])
-def test_a_call_on_one_rank_alone_is_named(fault: str, call: str) -> None:
-    with run_of(fault) as processes:
-        said, _ = processes[0].communicate(timeout=60 + PATIENCE + SLACK)
-        assert processes[0].returncode == 1, said
-        assert f"gave up waiting for the other 1 at {call}(), which every rank calls" in said
+def alone(rank: int, call: str, path: str) -> Answer:
+    """The others are elsewhere for longer than the patience."""
+    torch.manual_seed(0)
+    model = nn.Linear(7, 7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HDET_PATIENCE", "2")
+        if call == "hdet.save":
+            auto = hdet.Ensemble(torch.optim.SGD(model.parameters(), lr=0.01), gradients="none", model=model)
+            act = partial(hdet.save, path, auto=auto)
+        else:
+            probe = hdet.Probe(lambda x: model(x).square().mean(), torch.randn(8, 4, 7), model=model)
+            best = hdet.BestMean(model, probe)
+            best.step()
+            act = best.finish_
+    return answer_to(partial(time.sleep, 4) if rank else act)
+
+
+@pytest.mark.parametrize("call", ["hdet.save", "finish_"])
+def test_a_call_on_one_rank_alone_is_named(ranks: LocalProcesses, tmp_path: Path, call: str) -> None:
+    kind, message, seconds = ranks.run(alone, call, str(tmp_path / "run"), size=2)[0]
+    assert kind == "RuntimeError"
+    assert f"gave up waiting for the other 1 at {call}(), which every rank calls" in message
+    assert seconds < 20
 
 
 def test_a_forgotten_step_under_data_parallelism() -> None:

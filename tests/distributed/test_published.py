@@ -178,47 +178,6 @@ def test_no_finite_loss_leaves_the_schedule_alone(ranks: LocalProcesses, tmp_pat
             assert h.delta == 0.0
 
 
-def train_on_reduced_loss(rank: int) -> dict[str, Any]:
-    import logging
-
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("hdet").addHandler(handler)
-    model, optimizer = tasks.build("sgd")
-    scheduler = hdet.OneCycleAutoLR(
-        optimizer,
-        max_lr=0.05,
-        total_steps=20,
-        ensemble_lr_spread_ratio=0.3,
-        model_sync_interval=5,
-        auto_lr_warmup_steps=0,
-        enable_auto_lr=True,
-    )
-    plain = torch.optim.lr_scheduler.OneCycleLR(
-        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1, momentum=0.9),
-        max_lr=0.05,
-        total_steps=20,
-    )
-    for step in range(20):
-        loss = tasks.train_step(model, optimizer, rank, step).detach()
-        torch.distributed.all_reduce(loss)
-        scheduler.step(loss)
-        plain.optimizer.step()
-        plain.step()
-        assert scheduler.get_last_lr()[0] == plain.get_last_lr()[0], "equal losses must not move it"
-    logging.getLogger("hdet").removeHandler(handler)
-    return {"messages": messages}
-
-
-def test_an_already_reduced_loss_is_warned_of_once(ranks: LocalProcesses) -> None:
-    results = ranks.run(train_on_reduced_loss, size=2)
-    warnings = [m for m in results[0]["messages"] if "same on all ranks" in m]
-    assert len(warnings) == 1
-    assert sum("model= was not given" in m for m in results[0]["messages"]) == 1
-    assert results[1]["messages"] == []
-
-
 def _flat(weights: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([w.reshape(-1) for w in weights])
 

@@ -15,13 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import hdet
-from hdet.autolr.window import sketch, sketch_of_shards
 from hdet.replicas.launch import LocalProcesses
-from tests.distributed.classifier import listening
 from tests.distributed.sharded import Run, shards
 from tests.distributed.test_sharded import alike
 from tests.states import inside
@@ -147,7 +143,7 @@ def ensemble(run: Run) -> Any:
     return hdet.Ensemble(run.optimizer, explore, probe=run.probe(2), sync_every=10, model=run.model)
 
 
-@pytest.mark.parametrize(("make", "layout", "size"), [(one_cycle, "hsdp", 4), (ensemble, "ddp", 2)])
+@pytest.mark.parametrize(("make", "layout", "size"), [(ensemble, "ddp", 2)])
 def test_replicas_that_diverge(
     ranks: LocalProcesses, tmp_path: Path, make: Door, layout: str, size: int
 ) -> None:
@@ -155,28 +151,6 @@ def test_replicas_that_diverge(
     whole = alike(ranks.run(unbroken, "hsdp", str(tmp_path), make, size=4))
     found = alike(ranks.run(resumed, layout, str(tmp_path), AT_END, make, size=size))
     goes_on(whole, found, exactly=layout == "hsdp")
-
-
-def best_mean(rank: int, layout: str, path: str, resume: bool) -> dict[str, Any]:
-    run = Run(rank, layout)
-    best = hdet.BestMean(run.model, run.probe())
-    if resume:
-        best = load(run, lambda run: best, path, WITHIN, early=True)
-    while run.number < STEPS:
-        run.train_once()
-        best.step()
-        if run.number == WITHIN:
-            save(run, best, path)
-    handed = best.finish_()
-    return {"records": [], "weights": run.weights(), "handed": handed}
-
-
-def test_the_best_mean(ranks: LocalProcesses, tmp_path: Path) -> None:
-    whole = alike(ranks.run(best_mean, "fsdp2", str(tmp_path), False, size=2))
-    found = ranks.run(best_mean, "solo", str(tmp_path), True, size=1)[0]
-    assert (found["handed"].kind, found["handed"].step) == (whole["handed"].kind, whole["handed"].step)
-    for name, weight in whole["weights"].items():
-        torch.testing.assert_close(found["weights"][name], weight, rtol=1e-6, atol=1e-6)
 
 
 # ---------------------------------------------------------------------- what cannot go on is refused
@@ -240,22 +214,6 @@ def test_flat_parameters_stay_where_they_are(ranks: LocalProcesses, tmp_path: Pa
         assert "Missing key in checkpoint" in other
 
 
-def onto_flat(rank: int, path: str) -> str:
-    run = Run(rank, "fsdp1 original")
-    auto = auto_lr(run)
-    run.train_once()
-    try:
-        dcp.load({"door": auto}, checkpoint_id=f"{path}/{WITHIN}/door")
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_flat_parameters_take_no_others(ranks: LocalProcesses, saved: dict[str, Any]) -> None:
-    for said in ranks.run(onto_flat, saved["path"], size=2):
-        assert "whose shards know where they lie" in said
-
-
 def own_file(rank: int, layout: str) -> tuple[bool, str]:
     """``weights_only``, from a file for each rank; and the file of the next one."""
     run = Run(rank, layout, widths=(8, 4))
@@ -283,26 +241,6 @@ def test_a_file_for_each_rank(ranks: LocalProcesses, layout: str, size: int) -> 
         assert "must be of this rank's own part of the model" in said
 
 
-def more_replicas(rank: int, path: str, save_it: bool) -> list[str]:
-    run = Run(rank, "solo" if save_it else "ddp")
-    if save_it:
-        auto = auto_lr(run)
-        run.run(auto, WITHIN)
-        save(run, auto, path)
-        return []
-    with listening() as heard:
-        auto = load(run, auto_lr, path, WITHIN, early=True)
-        run.run(auto, STEPS)
-    assert auto.finish_() is not None
-    return heard
-
-
-def test_losses_of_fewer_replicas_are_not_compared(ranks: LocalProcesses, tmp_path: Path) -> None:
-    ranks.run(more_replicas, str(tmp_path), True, size=1)
-    for heard in ranks.run(more_replicas, str(tmp_path), False, size=2):
-        assert sum("the state is of 1 replicas, this run has 2" in line for line in heard) == 1
-
-
 def unknown_placement(rank: int) -> bool:
     """As on a torch that does not know the placement of a shard which is cut again."""
     from torch.distributed.tensor.placement_types import _StridedShard
@@ -316,42 +254,3 @@ def unknown_placement(rank: int) -> bool:
 
 def test_every_placement_can_be_loaded(ranks: LocalProcesses) -> None:
     assert all(ranks.run(unknown_placement, size=4))
-
-
-# ---------------------------------------------------------------------- what sketches are made of
-
-
-def sketched(rank: int, many: bool) -> list[float]:
-    """How far sums over the ranks are from the sketch of whole tensors: rows, columns, what all hold."""
-    mesh = init_device_mesh("cpu", (2, 2))
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(301, 333), (7, 1), (3,), (0, 5), (129, 701)] if many else [(5, 7), (3,), (2, 2)]
-    whole = [torch.randn(shape, generator=generator) for shape in shapes]
-    far = []
-    for placements in (
-        (Shard(0), Shard(0)),
-        (Replicate(), Shard(0)),
-        (Shard(0), Replicate()),
-        (Replicate(), Replicate()),
-    ):
-        parameters = [distribute_tensor(tensor, mesh, placements) for tensor in whole]
-        if len(set(placements)) == 2 and many:  # a matrix by columns, and one by rows and columns
-            parameters[0] = distribute_tensor(whole[0], mesh, (Replicate(), Shard(1)))
-            parameters[-1] = distribute_tensor(whole[-1], mesh, (Shard(0), Shard(1)))
-        shares = []
-        for parameter in parameters:
-            copies = 4
-            for d, placement in enumerate(parameter.placements):
-                copies //= mesh.size(d) if placement.is_shard() else 1
-            shares.append(1 / copies)
-        found = sketch_of_shards([p.to_local() for p in parameters], parameters, shares)
-        dist.all_reduce(found)
-        far.append(float((found - sketch(whole)).abs().max()))
-    return far
-
-
-@pytest.mark.parametrize("many", [True, False])
-def test_a_sketch_does_not_depend_on_the_cut(ranks: LocalProcesses, many: bool) -> None:
-    """Of more values than there are bins, and of fewer, which are their own sketch."""
-    for far in ranks.run(sketched, many, size=4):
-        assert max(far) < 1e-12

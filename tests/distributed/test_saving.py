@@ -15,7 +15,7 @@ import hdet
 from hdet import saving
 from hdet.loop.levels import levels
 from hdet.loop.state import digest
-from hdet.replicas.launch import LocalProcesses, ReplicaError
+from hdet.replicas.launch import LocalProcesses
 from hdet.tuning.regression import RegressionController
 from tests.distributed.classifier import all_equal
 from tests.states import inside
@@ -129,22 +129,6 @@ def test_all_ranks_learn_of_a_failure(ranks: LocalProcesses, tmp_path: Path) -> 
     assert "No space left" in second
 
 
-def refused_on_the_first(rank: int, path: str) -> str:
-    try:
-        hdet.save(path, **Run(rank, "ensemble").items())
-    except (OSError, RuntimeError) as error:
-        return str(error)
-    return ""
-
-
-def test_files_of_others_are_refused_on_all_ranks(ranks: LocalProcesses, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    first, second = ranks.run(refused_on_the_first, str(tmp_path), size=2)
-    assert "'notes.txt' in it is no part of one" in first
-    assert "raised on rank 0" in second
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
 def not_whole_for_one(rank: int, path: str) -> tuple[int, str]:
     run = Run(rank, "ensemble").train(3)
     for epoch in (1, 2):
@@ -227,15 +211,3 @@ def test_four_then_two_then_three_then_one(ranks: LocalProcesses, tmp_path: Path
         dealt = found[0]["record"].hyperparameters[0]
         assert sorted(dealt.multipliers) == pytest.approx([1 + dealt.spread * z for z in levels(size)])
         before = found[0]
-
-
-def one_of_another_shape(rank: int, path: str) -> None:
-    run = Run(rank, "ensemble")
-    run.model = nn.Linear(5, 1)
-    hdet.load(path, model=run.model)
-
-
-def test_what_cannot_be_taken_raises_on_all(ranks: LocalProcesses, tmp_path: Path) -> None:
-    ranks.run(goes_on, str(tmp_path / "run"), 2, True, size=2)
-    with pytest.raises(ReplicaError, match="size mismatch"):
-        ranks.run(one_of_another_shape, str(tmp_path / "run"), size=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -156,59 +155,3 @@ def test_memory_is_told_as_it_is_and_one_process_writes(ranks: LocalProcesses, t
         assert result["told"] == result["held"]
     steps = [record.step for record in history.read_history(path)]
     assert len(steps) == len(set(steps)) >= 4
-
-
-# ---------------------------------------------------------------------- a run that goes on
-
-
-def broken_off(rank: int) -> float:
-    """Within a window; how far the resumed run is from the unbroken one."""
-
-    def build() -> tuple[Run, hdet.AutoLR]:
-        run = Run(rank, "fsdp2")
-        return run, hdet.AutoLR(run.optimizer, probe=run.probe(), total_steps=120)
-
-    whole, auto = build()
-    whole.run(auto, 67)
-    saved = io.BytesIO()
-    torch.save([whole.model.state_dict(), whole.optimizer.state_dict(), auto.state_dict()], saved)
-    whole.run(auto, 120)
-    run, again = build()
-    saved.seek(0)
-    model, optimizer, state = torch.load(saved, weights_only=False)
-    run.model.load_state_dict(model)
-    run.optimizer.load_state_dict(optimizer)
-    again.load_state_dict(state)
-    run.number = 67
-    run.run(again, 120)
-    pairs = zip(shards(run.model), shards(whole.model), strict=True)
-    return max([float((a - b).abs().max()) for a, b in pairs if a.numel()], default=0.0)
-
-
-def test_a_run_taken_up_is_the_unbroken_one(ranks: LocalProcesses) -> None:
-    assert ranks.run(broken_off, size=2) == [0.0, 0.0]
-
-
-def of_another_part(rank: int) -> list[str]:
-    """What is said to the state of one rank on all, as a distributed checkpoint would hand it out."""
-    run = Run(rank, "fsdp2")
-    auto = hdet.AutoLR(run.optimizer, probe=run.probe(), total_steps=120)
-    run.run(auto, 20)
-    mine = io.BytesIO()
-    torch.save(auto.state_dict(), mine)
-    states: list[Any] = [None] * 2
-    torch.distributed.all_gather_object(states, mine.getvalue())
-    said = []
-    for state in (states[0], states[rank]):
-        try:
-            auto.load_state_dict(torch.load(io.BytesIO(state), weights_only=False))
-            said.append("")
-        except ValueError as error:
-            said.append(str(error))
-    return said
-
-
-def test_the_state_of_another_part_is_refused(ranks: LocalProcesses) -> None:
-    for rank, (of_first, of_own) in enumerate(ranks.run(of_another_part, size=2)):
-        assert of_own == ""
-        assert ("save a file for each rank" in of_first) == (rank > 0)

@@ -97,30 +97,6 @@ def test_replicas_that_begin_apart_are_refused_before_they_are_mixed(ranks: Loca
         assert not kind, message
 
 
-def partition(rank: int) -> Answer:
-    """A flat partition of one model on every rank, as DeepSpeed and Megatron hand it to the optimizer."""
-    torch.manual_seed(0)
-    flat = nn.Parameter(torch.randn(400).chunk(dist.get_world_size())[rank].clone())
-    optimizer = torch.optim.AdamW([flat], lr=0.01)
-    model = nn.ParameterList([flat])
-    probe = hdet.Probe(lambda x: flat.square().mean(), list(torch.randn(8, 4)), model=model)
-    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=100)
-
-    def train() -> None:
-        for _ in range(20):
-            flat.grad = torch.ones_like(flat)
-            optimizer.step()
-            auto.step(1.0)
-
-    return answer_to(train)
-
-
-def test_partitions_of_one_model_are_no_replicas(ranks: LocalProcesses) -> None:
-    for kind, message, _ in ranks.run(partition, size=2):
-        assert kind == "RuntimeError"
-        assert "holds another partition of one model" in message
-
-
 def not_wired(rank: int) -> tuple[Answer, list[SyncRecord]]:
     """DistributedDataParallel was forgotten: every rank follows its own gradient."""
     torch.manual_seed(0)
@@ -172,27 +148,6 @@ def test_a_rank_that_calls_step_too_often_or_too_rarely_is_told(
         said = [event for record in records for event in record.events if "optimizer steps, and" in event]
         assert len(said) == (2 if taken else 0)
         assert all(f"took {taken[0]} optimizer steps, and replica" in event for event in said if taken)
-
-
-def noisy(rank: int, noise: float) -> list[SyncRecord]:
-    run = Run(rank, "ddp")
-    hdet.warm_start_(run.model, noise)
-    scheduler = hdet.OneCycleAutoLR(
-        run.optimizer,
-        max_lr=1e-4,
-        total_steps=20,
-        ensemble_lr_spread_ratio=0.1,
-        model_sync_interval=5,
-        model=run.model,
-    )
-    return run.run(scheduler, 20).records
-
-
-def test_a_warm_start_is_no_fault(ranks: LocalProcesses) -> None:
-    """Its noise is far more than the first rounds' distances."""
-    records = ranks.run(noisy, 0.05, size=2)[0]
-    assert records[0].distance_measured[0] > 2 * records[0].distance_predicted[0]
-    assert [record.events for record in records] == [()] * 4
 
 
 def shared_by_the_mesh(rank: int) -> Answer:

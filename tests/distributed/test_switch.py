@@ -1,4 +1,4 @@
-"""AutoTune in DDP, on two and four ranks: one gradient until a window does not improve, then each its own."""
+"""AutoTune in DDP: one gradient until a window does not improve, then each its own."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def whole(rank: int, explores: bool) -> dict[str, Any]:
 
 @pytest.fixture(
     scope="module",
-    params=[(2, True), (4, True), (2, False)],
-    ids=["explores", "four explore", "averages alone"],
+    params=[(2, True), (2, False)],
+    ids=["explores", "averages alone"],
 )
 def results(ranks: LocalProcesses, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     size, explores = request.param
@@ -196,14 +196,7 @@ def resumed(rank: int, states: list[bytes], at: int, explores: bool) -> list[dic
     return steps
 
 
-def assert_resumed(found: Tensor, expected: Tensor, ranks: int) -> None:
-    """Bit for bit on two ranks. DDP cuts its buckets again after a process's first backward pass, so that on
-    four it adds the same numbers up in another order."""
-    tolerance = 0.0 if ranks == 2 else 1e-9
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("later", [-20, -3, 0, 4], ids=lambda n: str(n))
+@pytest.mark.parametrize("later", [-3, 0, 4], ids=lambda n: str(n))
 def test_a_resumed_run_shares_as_the_unbroken_one_does(
     ranks: LocalProcesses, results: list[dict[str, Any]], later: int
 ) -> None:
@@ -214,7 +207,7 @@ def test_a_resumed_run_shares_as_the_unbroken_one_does(
     for result, steps in zip(results, again, strict=True):
         for expected, found in zip(result["steps"][at:], steps, strict=True):
             assert (found["alone"], found["shares"]) == (expected["alone"], expected["shares"])
-            assert_resumed(found["weights"], expected["weights"], len(results))
+            assert torch.equal(found["weights"], expected["weights"])
 
 
 def test_while_they_share_the_state_of_one_rank_will_do_for_all(
@@ -224,7 +217,7 @@ def test_while_they_share_the_state_of_one_rank_will_do_for_all(
     size = len(results)
     again = ranks.run(resumed, [results[0]["states"][at]] * size, at, explores, size=size, timeout=120)
     for result, steps in zip(results, again, strict=True):
-        assert_resumed(steps[-1]["weights"], result["steps"][-1]["weights"], size)
+        assert torch.equal(steps[-1]["weights"], result["steps"][-1]["weights"])
 
 
 def begun(rank: int) -> bytes:

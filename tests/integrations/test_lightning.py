@@ -231,8 +231,6 @@ def test_arguments_are_checked() -> None:
             HDETCallback(choose_by=len, **given)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"method must be 'autolr', .* or a callable .*, got 'one_cycle'"):
         HDETCallback("one_cycle")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"HDETCallback: build= was removed in 0\.3\.0: use method='autolr'"):
-        HDETCallback(build="auto_lr", probe=runs.probe_of)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"the door must be an AutoLR.*got StepLR, which has no converge"):
         by_lightning(lambda _, optimizers: torch.optim.lr_scheduler.StepLR(optimizers[0], 1))
 

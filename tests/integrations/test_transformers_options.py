@@ -286,7 +286,6 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
     ("more", "says"),
     [
         ({"method": "auto_lr"}, "method must be 'autolr', 'autotune', 'published' or a callable"),
-        ({"hdet": "auto_lr"}, "HDETTrainerMixin: hdet= was removed in 0.3.0: use method='autolr', "),
         (
             {"train_dataset": llama.data(count=7)},
             "train_dataset must have enough samples .* of 1 rank, got 7; give probe_dataset",

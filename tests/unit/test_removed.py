@@ -1,4 +1,4 @@
-"""What was removed raises, and the error names the replacement."""
+"""A name that moved, and a call that goes wrong, say what to write."""
 
 from __future__ import annotations
 
@@ -10,40 +10,17 @@ import pytest
 
 import hdet
 from hdet import removed
-from hdet.autolr import search
-from hdet.removed import refuse_removed
-
-
-@pytest.fixture(autouse=True)
-def gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(removed.NAMES, "Gone", ("0.3.0", "use Stayed"))
-    monkeypatch.setitem(removed.ARGUMENTS, "Door", {"gone": ("0.3.0", "use stayed=")})
-    monkeypatch.setitem(removed.ARGUMENTS, "passes_on", {"gone": ("0.3.0", "use stayed=")})
-    monkeypatch.setitem(removed.ARGUMENTS, "Door.step", {"gone": ("0.3.0", "leave it out")})
+from hdet.removed import explains_calls
 
 
 class Door:
-    @refuse_removed
+    @explains_calls
     def __init__(self, optimizer: int, *, stayed: int = 0) -> None:
         self.value = optimizer + stayed
 
-    @refuse_removed
+    @explains_calls
     def step(self, loss: float = 0.0) -> float:
         return loss
-
-
-def test_a_removed_name() -> None:
-    with pytest.raises(AttributeError, match=r"^hdet\.Gone was removed in 0\.3\.0: use Stayed$"):
-        hdet.Gone  # noqa: B018
-    assert not hasattr(hdet, "Gone")
-    with pytest.raises(ImportError, match=r"^hdet\.Gone was removed in 0\.3\.0: use Stayed$"):
-        from hdet import Gone  # noqa: F401
-
-
-@pytest.mark.parametrize("name", list(removed.NAMES))
-def test_a_removed_name_is_not_public(name: str) -> None:
-    assert name not in hdet.__all__
-    assert not hasattr(hdet, name)
 
 
 @pytest.mark.parametrize(("name", "module"), removed.MOVED.items())
@@ -70,13 +47,6 @@ def test_a_wrong_call_shows_the_right_one(args: Any, kwargs: Any, words: str) ->
         Door(*args, **kwargs)
 
 
-def test_a_removed_argument() -> None:
-    with pytest.raises(TypeError, match=r"^Door: gone= was removed in 0\.3\.0: use stayed=$"):
-        Door(1, gone=2)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^Door\.step: gone= was removed in 0\.3\.0: leave it out$"):
-        Door(1).step(gone=2)  # type: ignore[call-arg]
-
-
 def test_an_unknown_argument_names_the_closest() -> None:
     with pytest.raises(
         TypeError, match=r"^Door\(\) got an unexpected keyword argument 'stay'\. Did you mean"
@@ -89,32 +59,6 @@ def test_an_unknown_argument_names_the_closest() -> None:
 def test_what_stays_is_as_before() -> None:
     assert Door(1, stayed=2).value == 3
     assert list(inspect.signature(Door).parameters) == ["optimizer", "stayed"]
-
-
-def passes_on(**more: int) -> dict[str, int]:
-    return more
-
-
-def test_one_that_passes_arguments_on_refuses_the_removed_ones_alone() -> None:
-    checked = refuse_removed(passes_on)
-    assert checked(anything=1) == {"anything": 1}
-    with pytest.raises(TypeError, match=r"^passes_on: gone= was removed in 0\.3\.0: use stayed=$"):
-        checked(gone=2)
-
-
-#: In files of frameworks, whose own tests refuse them.
-ELSEWHERE = {"HDETCallback", "HDETTrainerMixin", "prepare"}
-
-
-@pytest.mark.parametrize("caller", [name for name in removed.ARGUMENTS if name not in ELSEWHERE])
-def test_a_removed_argument_is_refused_where_it_was_taken(caller: str) -> None:
-    name, _, method = caller.partition(".")
-    function = getattr(search if name == "Search" else hdet, name)
-    function = getattr(function, method) if method else function
-    for argument, (version, _) in removed.ARGUMENTS[caller].items():
-        assert argument not in inspect.signature(function).parameters
-        with pytest.raises(TypeError, match=rf"{argument}= was removed in {version}"):
-            function(**{argument: None})
 
 
 def test_an_attribute_that_was_renamed_says_so() -> None:

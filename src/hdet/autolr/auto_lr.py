@@ -19,7 +19,7 @@ from hdet.autolr.search import Search, take_optimizers
 from hdet.history import History
 from hdet.loop.announce import Event
 from hdet.probes import Probe
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 from hdet.replicas import ProcessGroup, replicas_of
 
 __all__ = ["AutoLR"]
@@ -80,7 +80,7 @@ class AutoLR(Search):
     (True, [0.0], 'end')
     """
 
-    @refuse_removed
+    @explains_calls
     def __init__(
         self,
         optimizer: Optimizer | Sequence[Optimizer],

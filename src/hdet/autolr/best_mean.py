@@ -19,7 +19,7 @@ from hdet.loop.state import Owner, check_fits, pieces_of
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
 from hdet.probes.overlap import Overlap
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 from hdet.replicas import ProcessGroup, find_replicas, is_flat, local
 
 __all__ = ["BestMean"]
@@ -64,7 +64,7 @@ class BestMean:
     (True, True)
     """
 
-    @refuse_removed
+    @explains_calls
     def __init__(
         self,
         model: nn.Module,

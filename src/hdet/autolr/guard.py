@@ -24,7 +24,7 @@ from hdet.loop.optimizers import check_trains, every_parameter, parts_of
 from hdet.loop.state import Owner, check_fits
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 from hdet.replicas import ProcessGroup, local, replicas_of, state_of
 
 __all__ = ["Guard", "has_risen"]
@@ -75,7 +75,7 @@ class Guard:
     (True, 1)
     """
 
-    @refuse_removed
+    @explains_calls
     def __init__(
         self,
         optimizer: Optimizer | Sequence[Optimizer],

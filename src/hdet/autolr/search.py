@@ -45,7 +45,7 @@ from hdet.loop.policy import Policy
 from hdet.loop.state import Owner, check_fits
 from hdet.loop.windows import Windows
 from hdet.probes import Probe
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 from hdet.replicas import Replicas
 from hdet.replicas.stacked.optimizer import StackedOptimizer
 
@@ -446,7 +446,7 @@ class Search(Door, LRScheduler):
             )
         return self._found.to_json()
 
-    @refuse_removed
+    @explains_calls
     def state_dict(self) -> dict[str, Any]:
         """Save it beside model and optimizer. Holds tensors: the window in progress, the weights to go back
         to, and the best ones.

@@ -57,6 +57,7 @@ class GroupLearningRate(Axis):
     widest = 0.9
 
     def __init__(self, optimizer: Optimizer, index: int, spread: float) -> None:
+        # The group is looked up every time: Optimizer.load_state_dict replaces its dictionary.
         self._optimizer = optimizer
         self._index = index
         self.name = f"lr/{index}"
@@ -70,11 +71,6 @@ class GroupLearningRate(Axis):
         self._own: float | Tensor = 0.0
 
     @property
-    def _group(self) -> dict[str, Any]:
-        # Looked up every time: Optimizer.load_state_dict replaces the group's dictionary.
-        return self._optimizer.param_groups[self._index]
-
-    @property
     def curve(self) -> float:
         """What ``factor`` multiplies. Waits for the device if it is a tensor there."""
         if self._held_at is not None:
@@ -84,7 +80,7 @@ class GroupLearningRate(Axis):
     @property
     def base(self) -> float:
         """The shared value, as ``group["lr"]`` shows it. Waits for the device if it is a tensor there."""
-        return float(self._group["lr"])
+        return float(self._optimizer.param_groups[self._index]["lr"])
 
     def multipliers(self, levels: Sequence[float]) -> tuple[float, ...]:
         """ρ_r = 1 + α·z_r (Eq. 1)."""
@@ -102,7 +98,7 @@ class GroupLearningRate(Axis):
 
     def fan_out(self, level: float | Tensor) -> None:
         """Eq. 2: write this replica's own value into ``group["lr"]`` until :meth:`restore`."""
-        group, multiplier = self._group, 1.0 + self.spread * level
+        group, multiplier = self._optimizer.param_groups[self._index], 1.0 + self.spread * level
         lr = group["lr"]
         self._base = _copy(lr)
         if isinstance(lr, Tensor):
@@ -114,7 +110,7 @@ class GroupLearningRate(Axis):
         """Write the base value back, bit for bit, unless someone has written another one since."""
         if self._base is None:
             return
-        group, own = self._group, self._own
+        group, own = self._optimizer.param_groups[self._index], self._own
         if isinstance(self._base, Tensor):
             group["lr"].copy_(self._base)
         elif group["lr"] is own or (not isinstance(own, Tensor) and group["lr"] == own):
@@ -129,7 +125,7 @@ class GroupLearningRate(Axis):
     def uncover(self) -> None:
         """Show the schedule the value it wrote last: many schedules compute the next one from it."""
         if self._schedule_value is not None:
-            _write(self._group, self._schedule_value)
+            _write(self._optimizer.param_groups[self._index], self._schedule_value)
 
     def covered(self, schedule_value: float | Tensor) -> float | Tensor:
         """Remember the schedule's new value; returns the base value that replaces it."""
@@ -140,7 +136,7 @@ class GroupLearningRate(Axis):
 
     def cover(self) -> None:
         """Show the base value again after the schedule has written its own."""
-        group = self._group
+        group = self._optimizer.param_groups[self._index]
         _write(group, self.covered(_copy(group["lr"])))
 
     def move(self, factor: float) -> None:
@@ -148,7 +144,7 @@ class GroupLearningRate(Axis):
         if factor == self.factor:
             return
         if self._schedule_value is None:
-            self._schedule_value = _copy(self._group["lr"])
+            self._schedule_value = _copy(self._optimizer.param_groups[self._index]["lr"])
         self.factor = factor
         self.uncover()
         self.cover()
@@ -157,7 +153,7 @@ class GroupLearningRate(Axis):
         """From now on the curve stays where it is, whatever the schedule does."""
         if self._held_at is None:
             self._held_at = self.curve
-            self._schedule_value = _copy(self._group["lr"])
+            self._schedule_value = _copy(self._optimizer.param_groups[self._index]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
         kept = self._schedule_value

@@ -26,7 +26,7 @@ from hdet.integrations.methods import (
 )
 from hdet.loop.cycle import Door
 from hdet.probes import Probe
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 
 require("accelerate", "1.1.0")
 
@@ -79,7 +79,7 @@ class Prepared(WrappedScheduler):
         self.folder = Path(folder)
 
 
-@refuse_removed
+@explains_calls
 def prepare(
     accelerator: Accelerator,
     optimizer: Any,

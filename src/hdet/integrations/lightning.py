@@ -52,7 +52,7 @@ from hdet.integrations.methods import (  # noqa: E402
 )
 from hdet.integrations.trackers import Tracker  # noqa: E402
 from hdet.probes import Probe  # noqa: E402
-from hdet.removed import Renamed, refuse_removed  # noqa: E402
+from hdet.removed import Renamed, explains_calls  # noqa: E402
 
 __all__ = ["HDETCallback"]
 
@@ -100,7 +100,7 @@ class HDETCallback(Callback):
 
     door = Renamed("0.3.0", "auto")
 
-    @refuse_removed
+    @explains_calls
     def __init__(
         self,
         method: Method = "autolr",

@@ -39,7 +39,7 @@ from hdet.integrations.methods import (
 )
 from hdet.probes import Probe
 from hdet.probes.set_aside import samples_to_keep, warn_of_share
-from hdet.removed import Renamed, refuse_removed
+from hdet.removed import Renamed, explains_calls
 
 require("transformers", "5.1.0")
 
@@ -88,7 +88,7 @@ class HDETTrainerMixin(_Base):
     lr_scheduler: Any
     train_dataset: Any
 
-    @refuse_removed
+    @explains_calls
     def __init__(
         self,
         *args: Any,

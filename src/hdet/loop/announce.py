@@ -74,7 +74,6 @@ class Announcer:
     """Logs and writes for all ranks; on all ranks but one it is silent.
 
     Args:
-        caller: prefix of log lines.
         writes: whether this is the rank that logs and writes.
         history: a JSONL file to which records are appended, a listener that is called with them, or several.
         on_event: called with each event, at the end of its step, when everything has been done that follows

@@ -151,8 +151,6 @@ class Agreement:
 
     Args:
         context: the run. Weights that are meant to differ are not compared at a sync.
-        fan_out: the hyperparameters.
-        policies: the rest of what is decided.
     """
 
     def __init__(self, context: Context, fan_out: FanOut, policies: Sequence[Policy]) -> None:
@@ -312,7 +310,6 @@ class OneSearch:
     alone. One that is left lying about, as a notebook's cell does when it is run again, is no obstacle.
 
     Args:
-        caller: prefix for error messages.
         model: what it probes.
         what: whose learning rate it moves.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -33,9 +33,6 @@ class Converge:
     """The mean of an optimizer's parameters and a model's buffers.
 
     Args:
-        replicas: who takes part.
-        optimizer: its parameters are averaged.
-        model: its buffers are averaged too.
         with_state: so is what the optimizer remembers of the gradients, where replicas see different ones.
     """
 
@@ -55,9 +52,10 @@ class Converge:
         self._model = model
         self._groups = len(optimizer.param_groups)
         self._mean: Mean | None = None
-        self._mean_key: list[int] = []
-        self._home: list[int] = []
         self._averaged: list[Tensor] = []
+        #: Where all that is averaged lies, and the weights.
+        self._places: list[int] = []
+        self._home: list[int] = []
         self._trained: dict[int, Tensor] = {}
         self._gauge: Divergence | None = None
         self._copies = WeightCopies(optimizer, replicas)
@@ -86,21 +84,30 @@ class Converge:
         """The weights are about to be replaced: count displacements again from the next :meth:`begin`."""
         self._gauge = None
 
-    def __call__(self, lost: Sequence[int] = ()) -> tuple[Measured, tuple[str, ...]]:
+    def __call__(self, lost: Callable[[], Collection[int]] = tuple) -> tuple[Measured, tuple[str, ...]]:
         """Average; how far this replica was from the mean, and what to log. Every rank must call it.
 
-        ``lost``: replicas that have no part in the mean, and take the others'.
+        ``lost`` is asked once, before anything is written: replicas that have no part in the mean, and take
+        the others'. If there are any, the mean is taken again without them.
         """
         if not self._with_state:  # else all state is averaged anyway
             self._copies.find()
-        # Who was left out takes the others' state with their weights, also where all have the same.
-        mean = self.plan(with_state=self._with_state or bool(lost))
+        mean = self.plan()
         counted = self._gauge is not None
         gauge = self._begin_gauge()
         before = gauge.read()
-        if lost:
-            self._leave_out(lost)
-        events = mean()
+        left_out: list[int] = []
+
+        def sound() -> bool:
+            left_out.extend(lost())
+            return not left_out
+
+        events = mean(sound)
+        if left_out:
+            # They take the others' state with their weights, also where all have the same.
+            mean = self.plan(with_state=True)
+            self._leave_out(left_out)
+            events = mean()
         measured = gauge.measure(before)
         if not counted:  # other tensors than when the round began: of these nothing is known until now
             measured = replace(measured, displacements=(math.nan,) * len(measured.displacements))
@@ -111,7 +118,7 @@ class Converge:
     def _leave_out(self, lost: Sequence[int]) -> None:
         """The mean of N of which some are 0 and the others N/n times themselves is the mean of those n."""
         size = self._replicas.size
-        for tensor in self._averaged:
+        for tensor in distinct_tensors(self._averaged):
             for rank, row in enumerate(self._replicas.rows_of(tensor), start=self._replicas.rank):
                 if rank in lost:
                     row.zero_()  # not multiplied: it may not be finite
@@ -151,16 +158,13 @@ class Converge:
         if with_state:
             self._refuse_quantised(parameters)
             self._compare(parameters)
-        state = self._state(parameters, with_state)
-        if (home := [weight.data_ptr() for weight in weights]) != self._home:
-            self._home = home
-            self._gauge = None
-        tensors = [*weights, *state]
-        self._averaged = distinct_tensors([*tensors, *_floating(buffers)])
-        key = [tensor.data_ptr() for tensor in (*tensors, *buffers)]
-        if self._mean is None or key != self._mean_key:
-            self._mean = self._replicas.plan_mean(tensors, buffers)
-            self._mean_key = key
+        tensors = [*weights, *self._state(parameters, with_state)]
+        places = [tensor.data_ptr() for tensor in (*tensors, *buffers)]
+        if self._mean is None or places != self._places:
+            if (home := places[: len(weights)]) != self._home:
+                self._home, self._gauge = home, None
+            self._mean, self._places = self._replicas.plan_mean(tensors, buffers), places
+            self._averaged = [*tensors, *_floating(buffers)]
         return self._mean
 
     def _now(self) -> dict[int, Tensor]:
@@ -259,10 +263,6 @@ class WeightCopies:
 
     The next step begins from them, so a mean or a rollback must write them, too. They are known by their
     values alone, which are the parameter's up to its rounding.
-
-    Args:
-        optimizer: whose state it is.
-        replicas: who must find the same.
     """
 
     def __init__(self, optimizer: Optimizer, replicas: Replicas) -> None:
@@ -295,7 +295,8 @@ class WeightCopies:
 
     def tensors(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """The copies of these parameters, of the parts of them on this rank."""
-        return [copy for parameter in parameters for _, copy in self._of(parameter) if copy.numel()]
+        found = (copy for parameter in parameters for _, copy in self._of(parameter)) if self.names else ()
+        return [copy for copy in found if copy.numel()]
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -373,7 +374,6 @@ class Divergence:
     """Samples the weights of each parameter group before and after every mean.
 
     Args:
-        groups: the parameters.
         replicas: who holds them. Of several in this process, weights are matrices with a row for each; of one
             that lies on several ranks, each samples its own part.
     """

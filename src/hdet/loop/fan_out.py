@@ -32,9 +32,6 @@ class GradientSharing:
     """How many sets of values there are, and which of them is this rank's.
 
     Args:
-        caller: prefix for error messages.
-        gradients: who shares them.
-        replicas: the ranks.
         model: if it is wrapped in DDP, that must fit.
     """
 
@@ -94,13 +91,10 @@ class FanOut:
     """The explored hyperparameters of one replica among several.
 
     Args:
-        axes: what is explored.
         arms: how many different sets of values there are: one for each group of ranks that shares gradients.
         arm: this replica's.
         local_count: how many replicas this process holds; ``arm`` is the first one's.
         ranks_per_arm: how many consecutive replicas are one arm.
-        design: how levels are dealt.
-        seed: of the deal.
         first_round: the number of the design's round that is dealt first.
         reassign_from: the first round in which replicas swap values; before it each keeps its first one.
     """
@@ -185,16 +179,6 @@ class FanOut:
         """ρ of every arm, for each learning rate (Eq. 1)."""
         rows = zip(self.axes, self.levels, strict=True)
         return [axis.multipliers(row) for axis, row in rows if isinstance(axis, GroupLearningRate)]
-
-    def enter_step(self) -> None:
-        """The optimizer is about to read."""
-        for axis, level in self.in_step:
-            axis.fan_out(level)
-
-    def leave_step(self) -> None:
-        """It has."""
-        for axis, _ in self.in_step:
-            axis.restore()
 
     def restore(self) -> None:
         """Write the base values everywhere."""

@@ -33,13 +33,7 @@ _TOO_FAR, _TOO_FAR_IN_A_ROW, _ROUNDINGS = 2.0, 3, 4.0
 
 
 class Health:
-    """Judges replicas by what they tell at a sync.
-
-    Args:
-        caller: prefix for error messages.
-        replicas: who is judged.
-        converge: knows what would be averaged.
-    """
+    """Judges replicas by what they tell at a sync."""
 
     def __init__(self, caller: str, replicas: Replicas, converge: Converge) -> None:
         self._caller = caller
@@ -118,12 +112,7 @@ def _not_finite(parts: Sequence[Sequence[float]], loss: float) -> str:
 
 
 class Watch:
-    """Looks at every sync of replicas that diverge, and raises where a warning repeats itself.
-
-    Args:
-        caller: prefix for error messages.
-        own_gradients: whether replicas train by themselves.
-    """
+    """Looks at every sync of replicas that diverge, and raises where a warning repeats itself."""
 
     def __init__(self, caller: str, *, own_gradients: bool) -> None:
         self._caller = caller

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from hdet.loop.announce import Announcer
 from hdet.loop.fan_out import FanOut
-from hdet.loop.optimizers import parts_of
+from hdet.loop.optimizers import every_parameter, parts_of
 from hdet.replicas import Replicas
 
 __all__ = ["StepHooks", "take_over"]
@@ -38,9 +38,6 @@ class StepHooks:
     """Hooks on one optimizer, or on several that step together.
 
     Args:
-        caller: prefix for error messages.
-        announcer: logs.
-        optimizer: whose steps they follow.
         fan_out: writes this replica's own values for a step.
         before: called before the first steps of a round, until it returns False; None where nobody looks at
             the weights.
@@ -68,6 +65,7 @@ class StepHooks:
         self._inside = False
         self._calls_without_step = 0
         self._optimizers = parts_of(optimizer)
+        self._on_cuda = any(parameter.is_cuda for parameter in every_parameter(optimizer))
         #: Whether an optimizer has stepped since :meth:`count`; of several, any: its weights have moved.
         self.stepped = False
         #: Whether :meth:`check` has something to say.
@@ -107,8 +105,7 @@ class StepHooks:
         if self._inside:  # an optimizer step that raised never reached its post hook
             self.restore()
         if self._before is not None:
-            # Asked of a device that nobody uses yet, the second would wake it.
-            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            if self._on_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     f"{type(optimizer).__name__}.step: a step that is counted must not be recorded in a CUDA "
                     "graph, whose replays call no step hooks; record forward and backward pass, and step "
@@ -117,12 +114,12 @@ class StepHooks:
             if self.round_begins:
                 self.round_begins = self._before()
         self._inside = True
-        if self._fan_out.in_step:
-            self._fan_out.enter_step()
+        for axis, level in self._fan_out.in_step:
+            axis.fan_out(level)
 
     def _leave(self, optimizer: Optimizer, *_: object) -> None:
-        if self._fan_out.in_step:
-            self._fan_out.leave_step()
+        for axis, _level in self._fan_out.in_step:
+            axis.restore()
         self._inside = False
         number = self._optimizers.index(optimizer)
         self._taken[number] += 1
@@ -137,7 +134,8 @@ class StepHooks:
 
     def restore(self) -> None:
         """Write the base values into the groups, whatever became of the step."""
-        self._fan_out.leave_step()
+        for axis, _ in self._fan_out.in_step:
+            axis.restore()
         self._inside = False
 
     def _loads(self) -> None:

@@ -156,8 +156,8 @@ def choose_design(
 def hadamard(size: int) -> list[list[int]]:
     """A square matrix of ±1 with orthogonal columns, the first of them all 1.
 
-    From Sylvester's doubling and Paley's two constructions over primes, which together cover 1, 2 and every
-    multiple of 4 up to 48.
+    From Sylvester's doubling and Paley's construction over primes, which together cover 1, 2 and the multiples
+    of 4 up to 48 but for 28 and 36.
 
     >>> hadamard(2)
     [[1, 1], [1, -1]]
@@ -179,35 +179,18 @@ def _hadamard(size: int) -> list[list[int]] | None:
     if size < 1 or size % 4:
         return None
     if _is_prime(size - 1):
-        return _paley_one(size - 1)
-    if _is_prime(size // 2 - 1) and (size // 2 - 1) % 4 == 1:
-        return _paley_two(size // 2 - 1)
+        return _paley(size - 1)
     half = _hadamard(size // 2)
     if half is None:
         return None
     return [row + row for row in half] + [row + [-entry for entry in row] for row in half]
 
 
-def _conference(q: int) -> list[list[int]]:
-    """Paley's matrix over the residues of a prime: 0 on the diagonal, else whether i − j is a square."""
+def _paley(q: int) -> list[list[int]]:
+    """Size q + 1 for a prime q ≡ 3 mod 4: 1 on the diagonal, else whether i − j is a square modulo q."""
     squares = {i * i % q for i in range(1, q)}
-    core = [[0 if i == j else 1 if (i - j) % q in squares else -1 for j in range(q)] for i in range(q)]
-    below = -1 if q % 4 == 3 else 1
-    return [[0] + [1] * q] + [[below, *row] for row in core]
-
-
-def _paley_one(q: int) -> list[list[int]]:
-    """Size q + 1 for a prime q ≡ 3 mod 4: the conference matrix plus the identity."""
-    matrix = _conference(q)
-    return [[entry + (i == j) for j, entry in enumerate(row)] for i, row in enumerate(matrix)]
-
-
-def _paley_two(q: int) -> list[list[int]]:
-    """Size 2(q + 1) for a prime q ≡ 1 mod 4: every entry of the conference matrix becomes a 2 × 2 block."""
-    block = {0: [[1, -1], [-1, -1]], 1: [[1, 1], [1, -1]], -1: [[-1, -1], [-1, 1]]}
-    return [
-        [entry for cell in row for entry in block[cell][half]] for row in _conference(q) for half in (0, 1)
-    ]
+    core = [[1 if i == j or (i - j) % q in squares else -1 for j in range(q)] for i in range(q)]
+    return [[1] * (q + 1), *([-1, *row] for row in core)]
 
 
 def _is_prime(number: int) -> bool:

@@ -1,4 +1,4 @@
-"""A sync's collectives, in order: compare, probe, mean, probe again, one gather.
+"""A sync, in order: probe, compare beside the first sums, mean, probe again, one gather.
 
 What comes out is the same on every rank, so that all decide alike without another word.
 """
@@ -6,7 +6,7 @@ What comes out is the same on every rank, so that all decide alike without anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from hdet.loop.fan_out import FanOut
 from hdet.loop.health import Health, Watch, lost_buffers, overwritten
 from hdet.loop.policy import Context, Policy, Sample
 from hdet.loop.training_loss import TrainingLoss, mean_losses, sample_of
+from hdet.replicas import raise_together
 
 __all__ = ["Gathered", "Meeting"]
 
@@ -52,10 +53,6 @@ class Meeting:
     """Where the replicas of a run meet.
 
     Args:
-        context: the run.
-        fan_out: the hyperparameters and their levels.
-        agreement: what they must agree on.
-        converge: the mean of the weights.
         collinear: whether replicas diverge along one line, so that their distance follows from their
             multipliers.
     """
@@ -73,27 +70,40 @@ class Meeting:
         self._collinear = collinear
         self._health = Health(context.caller, context.replicas, converge)
         self._watch = Watch(context.caller, own_gradients=context.own_gradients)
-        #: The norms of every rank, if gathered already: on gradients of their own they come with the losses.
-        self._norms: list[list[float]] = []
 
     def sync(
         self, steps: int, round: int, training: TrainingLoss, judging: Sequence[Policy], taken: int
     ) -> Gathered:
         """Meet, after so many optimizer steps were ``taken``. A collective: every rank calls it after the
         same step."""
-        events = self._compare("sync", steps, round)
-        began_apart = self._agreement.check_start()
         where = f"{self._caller}.step: step {steps}: the probe"
-        # The probe comes before the mean: a replica that diverged is judged at its own weights.
-        at_own = self._measure(where, [(policy, policy.at_own) for policy in judging])
-        own_losses = [policy.own_loss for policy in judging if policy.own_loss is not None]
+
+        def at_own() -> list[_Row]:
+            return [policy.at_own() for policy in judging]
+
+        def at_mean() -> list[_Row]:
+            with self._fan_out.at_base():
+                return [policy.at_mean() for policy in judging]
+
+        probes = any(policy.probes for policy in judging)
         divergence = Measured(0.0, (0.0,) * len(self._fan_out.learning_rates), 0.0)
-        with self._fan_out.at_base():
-            if self._diverges:
-                divergence, left_out = self._average(training, own_losses)
-                events += left_out
-            at_mean = self._measure(where, [(policy, policy.at_mean) for policy in judging])
-        measured = [[*own, *mean] for own, mean in zip(at_own, at_mean, strict=True)]
+        if self._diverges:
+            # The probe comes before the mean: a replica that diverged is judged at its own weights.
+            of_own, failure = self._replicas.attempt(where, at_own)
+            own_losses = [policy.own_loss for policy in judging if policy.own_loss is not None]
+            with self._fan_out.at_base():
+                divergence, events, began_apart = self._average(
+                    "sync", steps, round, training, own_losses, where, failure
+                )
+                of_mean = self._replicas.together(where, at_mean) if probes else at_mean()
+        else:
+            events, began_apart = self._compare(steps, round), self._agreement.check_start()
+
+            def both() -> tuple[list[_Row], list[_Row]]:
+                return at_own(), at_mean()
+
+            of_own, of_mean = self._replicas.together(where, both) if probes else both()
+        measured = [[*own, *mean] for own, mean in zip(of_own or (), of_mean, strict=True)]
         row: list[float | Tensor] = [float(steps), float(round), divergence.distance, *training.row()]
         row += [float(taken)]
         row += [value for own in measured for value in own]
@@ -141,62 +151,70 @@ class Meeting:
     def converge(self, steps: int, round: int, training: TrainingLoss) -> tuple[str, ...]:
         """Average within a round (Eq. 3); what to log of it. A collective."""
         with self._fan_out.at_base():
-            events = self._compare("converge", steps, round)
-            events += self._average(training)[1]
-            training.meet(self._replicas)
+            _, events, _ = self._average("converge", steps, round, training)
         self._replicas.about_to("")
         return events
 
-    def _compare(self, purpose: Literal["sync", "converge"], steps: int, round: int) -> tuple[str, ...]:
-        self._norms = []
+    def _compare(self, steps: int, round: int) -> tuple[str, ...]:
+        """What the ranks believe, where nothing is averaged."""
         if self._replicas.world_size <= self._replicas.local_count:
             return ()
-        self._replicas.about_to(f"the {purpose} after step {steps}")
-        believes = self._agreement.row(purpose, steps, round)
-        health: list[float | Tensor] = [] if self._own_gradients else self._health.row()
-        rows = self._replicas.gather_ranks([*believes, *health])
-        events = self._agreement.judge([row[: len(believes)] for row in rows])
-        self._norms = [row[len(believes) :] for row in rows] if health else []
-        return events
-
-    def _measure(self, where: str, parts: Sequence[tuple[Policy, Callable[[], _Row]]]) -> list[_Row]:
-        """What each policy measures; a probe that raises on one rank raises on all."""
-        if not any(policy.probes for policy, _ in parts):
-            return [measure() for _, measure in parts]
-        measured: list[_Row] = []
-
-        def measure_all() -> Sequence[float]:
-            measured.extend(measure() for _, measure in parts)
-            return ()
-
-        self._replicas.together(where, measure_all)
-        return measured
+        self._replicas.about_to(f"the sync after step {steps}")
+        return self._agreement.judge(self._replicas.gather_ranks(self._agreement.row("sync", steps, round)))
 
     def _average(
-        self, training: TrainingLoss, own_losses: Sequence[float | Tensor] = ()
-    ) -> tuple[Measured, tuple[str, ...]]:
-        """The mean of the replicas that are well; who is not takes it, and has no part in it.
+        self,
+        purpose: Literal["sync", "converge"],
+        steps: int,
+        round: int,
+        training: TrainingLoss,
+        own_losses: Sequence[float | Tensor] = (),
+        where: str = "",
+        failure: Exception | None = None,
+    ) -> tuple[Measured, tuple[str, ...], bool]:
+        """The mean of the replicas that are well; who is not takes it, and has no part in it. Also what to
+        log, and whether the round began with weights that differed.
 
-        On gradients of their own that is seen by the held-out loss, or else the training loss so far, too.
+        What the ranks compare travels beside the first sums, and is judged before anything is written: what
+        each believes, whether its probe failed, its loss so far, and the norms of what it brings.
         """
-        self._agreement.check_start()  # before they are mixed
-        lost = self._lost(own_losses[0] if own_losses else training.total())
-        if len(lost) == self._replicas.size:
-            why = f"no replica can enter the mean, the weights are lost: of the first one {lost[min(lost)]}"
-            divergence, events = self._converge()
-            return divergence, (*events, why)
-        divergence, events = self._converge([*lost])
-        return divergence, (*events, *(f"replica {r} left out of the mean: {lost[r]}" for r in sorted(lost)))
+        self._replicas.about_to(f"the {purpose} after step {steps}")
+        believes = self._agreement.row(purpose, steps, round)
+        at = len(believes)
+        own = own_losses[0] if own_losses else training.total()
+        health = self._health.row() if self._replicas.size > 1 else []
+        hear = self._replicas.start_gather(
+            [*believes, float(failure is not None), own, float(training.count), *health]
+        )
+        compared: list[str] = []
+        left_out: list[str] = []
+        began_apart = False
 
-    def _lost(self, own: float | Tensor) -> dict[int, str]:
-        """Who must not enter the mean, and why; the same on all ranks."""
-        if not self._own_gradients:
-            if self._replicas.size == 1:
-                return {}
-            return self._health.lost(self._norms or self._replicas.gather_ranks(self._health.row()))
-        rows = self._replicas.gather_ranks([own, *self._health.row()])
-        losses = [row[0] for row in self._replicas.by_replica(rows)]
-        return self._health.lost([row[1:] for row in rows], losses)
+        def lost() -> Collection[int]:
+            nonlocal began_apart
+            rows = hear()
+            compared.extend(self._agreement.judge([row[:at] for row in rows]))
+            raise_together(where, failure, [row[at] for row in rows])
+            began_apart = self._agreement.check_start()
+            if purpose == "converge":
+                training.meet([row[at + 1 : at + 3] for row in rows])
+            if not health:
+                return ()
+            # On gradients of their own the loss tells, too: held out, or else the training loss so far.
+            losses = self._replicas.by_replica([row[at + 1 : at + 2] for row in rows])
+            of_each = [loss for (loss,) in losses] if self._own_gradients else ()
+            found = self._health.lost([row[at + 3 :] for row in rows], of_each)
+            if len(found) == self._replicas.size:
+                first = found[min(found)]
+                left_out.append(
+                    f"no replica can enter the mean, the weights are lost: of the first one {first}"
+                )
+                return ()
+            left_out.extend(f"replica {r} left out of the mean: {found[r]}" for r in sorted(found))
+            return found
+
+        divergence, events = self._converge(lost)
+        return divergence, (*compared, *events, *left_out), began_apart
 
 
 def _of_each(rows: Sequence[Sequence[float]], lengths: Sequence[int]) -> list[list[list[float]]]:

@@ -57,7 +57,6 @@ class JointOptimizer(Optimizer):
     optimizer they were added to, so that a group keeps its number.
 
     Args:
-        caller: begins the errors.
         optimizers: no parameter may be in two of them.
     """
 

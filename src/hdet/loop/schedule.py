@@ -33,9 +33,7 @@ class CoveredSchedule:
     """Steps a schedule, and keeps the factors on it.
 
     Args:
-        caller: prefix for error messages.
         schedule: None leaves ``group["lr"]`` to the user.
-        optimizer: in whose groups it writes.
         learning_rates: what it writes, one for each group.
     """
 

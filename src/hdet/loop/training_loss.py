@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hdet.loop.policy import Sample
-from hdet.replicas import Replicas
 
 __all__ = ["TrainingLoss", "mean_losses", "sample_of"]
 
@@ -89,10 +88,10 @@ class TrainingLoss:
         on_device = self._device_sum.cpu().double()
         return self._sum + (on_device if self._replicas > 1 else float(on_device))
 
-    def meet(self, replicas: Replicas) -> None:
-        """Learn what the others have seen: until the next loss, the state of one rank is that of all."""
-        if replicas.size > 1 and self._replicas == 1:
-            self._everyone = replicas.gather_ranks([self.total(), float(self.count)])
+    def meet(self, rows: list[list[float]]) -> None:
+        """Learn the sum and count of every rank: until the next loss, the state of one is that of all."""
+        if len(rows) > 1 and self._replicas == 1:
+            self._everyone = rows
 
     def state_dict(self, rank: int) -> dict[str, Any]:
         """The sum of an unfinished round, and whose it is; where all have met, those of all ranks."""

@@ -44,7 +44,7 @@ from hdet.loop.state import check_fits
 from hdet.loop.windows import Every
 from hdet.published.softmax import SoftmaxController, geometric_decay, literal_decay
 from hdet.published.vote import PrintedVote, Vote
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
 
 __all__ = ["OneCycleAutoLR"]
@@ -128,7 +128,7 @@ class OneCycleAutoLR(Door, OneCycleLR):
         (10, 1)
     """
 
-    @refuse_removed
+    @explains_calls
     def __init__(
         self,
         optimizer: Optimizer,

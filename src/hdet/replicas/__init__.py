@@ -4,7 +4,7 @@ It imports torch and no other room. The loop sees :class:`Replicas` alone: proce
 processes each, one process alone, or rows of one matrix (``stacked/``)."""
 
 from hdet.replicas.arms import Arms
-from hdet.replicas.base import Mean, Replicas, SoloReplica
+from hdet.replicas.base import Mean, Replicas, SoloReplica, raise_together
 from hdet.replicas.find import (
     ProcessGroup,
     ddps,
@@ -42,6 +42,7 @@ __all__ = [
     "is_dtensor",
     "is_flat",
     "local",
+    "raise_together",
     "refuse_divergence",
     "refuse_flat_gradients",
     "refuse_wiring",

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 from hdet.replicas.processes import patience
 
 __all__ = ["Arms"]
@@ -34,7 +34,7 @@ class Arms:
         ensemble = hdet.Ensemble(optimizer, [hdet.Dropout(model)], gradients=arms, probe=probe, model=model)
     """
 
-    @refuse_removed
+    @explains_calls
     def __init__(self, count: int | None = None, *, process_group: dist.ProcessGroup | None = None) -> None:
         distributed = dist.is_available() and dist.is_initialized()
         ranks = dist.get_world_size(process_group) if distributed else 1

@@ -3,7 +3,7 @@
 Small tensors are packed into reused buckets, summed in float32 (float64 stays float64) and copied back;
 while two buckets are summed, a third is packed or unpacked. A large dense tensor of the sums' dtype is summed
 where it lies. Addresses, strides and memory formats never change. The plan is made once; carrying it out
-allocates nothing.
+allocates nothing. What the ranks must agree on is looked at while the first buckets are summed.
 
 ``torch._foreach_copy_`` has no public name yet (torch 2.6 to 2.13); a loop of ``Tensor.copy_`` replaces it.
 """
@@ -19,6 +19,7 @@ from torch import Tensor
 
 __all__ = [
     "BucketedMean",
+    "always",
     "bucket_memory",
     "differing_values",
     "distinct_tensors",
@@ -57,14 +58,20 @@ class _Bucket:
             torch.cat(self.pieces, out=self.flat)
 
 
+def always() -> bool:
+    """Nothing speaks against it."""
+    return True
+
+
 class BucketedMean:
     """Mean over replicas of a fixed set of floating tensors.
 
     Args:
         tensors: what to average. Views of one memory (tied parameters) are averaged once.
+        exact: more of them, which are often constants (a mask's least float, a table of angles): they are
+            summed in float64 where the device has it, so that equal ones stay as they are, bit for bit.
         size: the number of replicas.
         all_reduce: starts an in-place sum over the replicas, and returns a function that waits for it.
-        sums: the dtype of the sums; float64 tensors are summed in float64 in any case.
         memory_bytes: the extra memory, on each device, that the buckets share; by the number of replicas if
             None. It must be the same on every rank, or their buckets would not be: so it never depends on
             how much memory is free.
@@ -74,10 +81,10 @@ class BucketedMean:
     def __init__(
         self,
         tensors: Iterable[Tensor],
+        exact: Iterable[Tensor] = (),
         *,
         size: int,
         all_reduce: Callable[[Tensor], Callable[[], object]],
-        sums: torch.dtype = torch.float32,
         memory_bytes: int | None = None,
         in_place_bytes: int = IN_PLACE_BYTES,
     ) -> None:
@@ -85,10 +92,12 @@ class BucketedMean:
         self._all_reduce = all_reduce
         self._in_place: list[Tensor] = []
         packed: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for tensor in distinct_tensors(tensors):
+        exact = list(exact)
+        wide = {id(tensor) for tensor in exact if tensor.device.type != "mps"}
+        for tensor in distinct_tensors([*tensors, *exact]):
             pieces = flat_pieces(tensor)
             first = pieces[0]
-            dtype = torch.float64 if first.dtype == torch.float64 else sums
+            dtype = torch.float64 if first.dtype == torch.float64 or id(tensor) in wide else torch.float32
             as_it_lies = len(pieces) == 1 and first.is_contiguous() and first.dtype == dtype
             if as_it_lies and first.numel() * dtype.itemsize >= in_place_bytes:
                 self._in_place.append(first)
@@ -113,6 +122,7 @@ class BucketedMean:
             views = list(torch.split(flat, [piece.numel() for piece in chunk]))
             converts = any(piece.dtype != dtype for piece in chunk)
             self._buckets.append(_Bucket(chunk, flat, views, converts))
+        self._under_way: deque[tuple[_Bucket, Callable[[], object]]] = deque()
 
     @property
     def collective_bytes(self) -> list[int]:
@@ -126,20 +136,32 @@ class BucketedMean:
         return sum(memory.numel() for memory in self._memory.values())
 
     @torch.no_grad()
-    def __call__(self) -> None:
-        """Replace every tensor by its mean. A collective; every rank calls it at the same step."""
+    def __call__(self, sound: Callable[[], bool] = always) -> bool:
+        """Replace every tensor by its mean. A collective; every rank calls it at the same step.
+
+        ``sound`` is asked once, while the first buckets are summed and nothing is written yet. If it says no,
+        nothing is: returns what it said.
+        """
+        under_way = self._under_way
+        while under_way:  # of a mean that was given up
+            under_way.popleft()[1]()
+        under_way.extend(map(self._begin, self._buckets[:BUCKETS]))
+        if not sound():
+            return False
         in_place = [(tensor, self._all_reduce(tensor)) for tensor in self._in_place]
-        under_way: deque[tuple[_Bucket, Callable[[], object]]] = deque()
-        for bucket in self._buckets:
-            if len(under_way) == BUCKETS:  # the next one's memory is still taken
-                self._finish(*under_way.popleft())
-            bucket.pack()
-            under_way.append((bucket, self._all_reduce(bucket.flat)))
-        for bucket, wait in under_way:
-            self._finish(bucket, wait)
+        for bucket in self._buckets[BUCKETS:]:
+            self._finish(*under_way.popleft())  # its memory is the next one's
+            under_way.append(self._begin(bucket))
+        while under_way:
+            self._finish(*under_way.popleft())
         for tensor, wait in in_place:
             wait()
             self._divide(tensor)
+        return True
+
+    def _begin(self, bucket: _Bucket) -> tuple[_Bucket, Callable[[], object]]:
+        bucket.pack()
+        return bucket, self._all_reduce(bucket.flat)
 
     def _finish(self, bucket: _Bucket, wait: Callable[[], object]) -> None:
         wait()
@@ -192,8 +214,8 @@ def flat_pieces(tensor: Tensor) -> list[Tensor]:
 
 def _capacity(pieces: Iterable[Tensor], dtype: torch.dtype, memory_bytes: int) -> int:
     """Elements of a bucket: a third of the memory, or less where that still makes three buckets."""
-    third = max(LEAST_BUCKET_BYTES, -(-_numel(pieces) * dtype.itemsize // BUCKETS))
-    return max(1, min(memory_bytes // BUCKETS, third) // dtype.itemsize)
+    least, most = LEAST_BUCKET_BYTES // dtype.itemsize, memory_bytes // BUCKETS // dtype.itemsize
+    return max(1, min(most, max(least, -(-_numel(pieces) // BUCKETS))))
 
 
 def _numel(tensors: Iterable[Tensor]) -> int:

@@ -9,23 +9,33 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hdet.replicas.averaging import always
 from hdet.replicas.norms import norm_of
 
-__all__ = ["AFTER_INIT", "Mean", "Replicas", "SoloReplica"]
+__all__ = ["AFTER_INIT", "Mean", "Replicas", "SoloReplica", "raise_together"]
 
-#: Replaces tensors by their mean over the replicas, in place; returns warnings about them.
-Mean = Callable[[], tuple[str, ...]]
+T = TypeVar("T")
 
 #: Where a framework has made its process group, for error messages.
 AFTER_INIT = (
     "after torch.distributed.init_process_group (Transformers: after TrainingArguments; Accelerate: after "
     "Accelerator(); Lightning: in configure_optimizers)"
 )
+
+
+class Mean(Protocol):
+    """Replaces tensors by their mean over the replicas, in place; returns warnings about them.
+
+    It asks ``sound`` once, while the first sums are under way: where that says no, or raises, nothing is
+    written.
+    """
+
+    def __call__(self, sound: Callable[[], bool] = always) -> tuple[str, ...]: ...
 
 
 class Replicas(ABC):
@@ -65,6 +75,12 @@ class Replicas(ABC):
     def gather_ranks(self, row: Sequence[float | Tensor]) -> list[list[float]]:
         """The row of every rank, in order of :attr:`world_rank`. :meth:`by_replica` takes their means."""
         return self.gather(row)
+
+    def start_gather(self, row: Sequence[float | Tensor]) -> Callable[[], list[list[float]]]:
+        """As :meth:`gather_ranks`, which the returned function waits for: other collectives may begin beside
+        it."""
+        rows = self.gather_ranks(row)
+        return lambda: rows
 
     def by_replica(self, rows: list[list[float]]) -> list[list[float]]:
         """What :meth:`gather` returns for the rows of all ranks."""
@@ -126,20 +142,19 @@ class Replicas(ABC):
     def deliver_(self) -> None:  # noqa: B027 — most train the model itself
         """Write the replicas' weights into the user's model."""
 
-    def together(self, what: str, measure: Callable[[], Sequence[float | Tensor]]) -> list[float | Tensor]:
-        """Call ``measure``; if it raises on one rank, raise on all, so that no rank waits for ever."""
-        failure: Exception | None = None
-        measured: list[float | Tensor] = []
+    def attempt(self, what: str, act: Callable[[], T]) -> tuple[T | None, Exception | None]:
+        """What ``act`` returns, or what it raises, for :func:`raise_together` to raise on all ranks."""
         try:
-            measured = list(measure())
+            return act(), None
         except Exception as error:
-            failure = error
-        failed = [row[0] for row in self.gather_ranks([float(failure is not None)])]
-        if failure is not None:
-            raise failure
-        if any(failed):
-            raise RuntimeError(f"{what} raised on rank {failed.index(1.0)}; see that rank's error")
-        return measured
+            return None, error
+
+    def together(self, what: str, act: Callable[[], T]) -> T:
+        """Call ``act``; if it raises on one rank, raise on all, so that no rank waits for ever."""
+        result, failure = self.attempt(what, act)
+        rows = self.gather_ranks([float(failure is not None)])
+        raise_together(what, failure, [row[0] for row in rows])
+        return cast(T, result)
 
 
 class SoloReplica(Replicas):
@@ -168,7 +183,19 @@ class SoloReplica(Replicas):
         return [[float(value) for value in row]]
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
-        return tuple
+        def itself(sound: Callable[[], bool] = always) -> tuple[str, ...]:
+            sound()
+            return ()
+
+        return itself
+
+
+def raise_together(what: str, failure: Exception | None, failed: Sequence[float]) -> None:
+    """Raise this rank's ``failure``, or that it ``failed`` (1.0) on another."""
+    if failure is not None:
+        raise failure
+    if any(failed):
+        raise RuntimeError(f"{what} raised on rank {failed.index(1.0)}; see that rank's error")
 
 
 def _mean(column: Sequence[float]) -> float:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hdet.replicas.averaging import BucketedMean, differing_values, floating_and_integer
+from hdet.replicas.averaging import BucketedMean, always, differing_values, floating_and_integer
 from hdet.replicas.base import Mean, Replicas
 
 __all__ = ["ProcessReplicas", "agree_among", "meet", "patience"]
@@ -88,21 +88,19 @@ class ProcessReplicas(Replicas):
         rows = self.all_gather(torch.tensor(row, dtype=torch.float64, device=self._device))
         return [cast("list[float]", gathered.tolist()) for gathered in rows]
 
+    def start_gather(self, row: Sequence[float | Tensor]) -> Callable[[], list[list[float]]]:
+        wait = self._start_all_gather(torch.tensor(row, dtype=torch.float64, device=self._device))
+        return lambda: [cast("list[float]", gathered.tolist()) for gathered in wait()]
+
     def agree(self, caller: str, facts: Mapping[str, str]) -> None:
         agree_among(caller, facts, self.all_gather)
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         floating, integer = floating_and_integer(buffers)
-        mean = BucketedMean(tensors, size=self.size, all_reduce=self.all_reduce)
-        # Buffers are often constants (a mask's least float, a table of angles): in float64 equal ones stay
-        # as they are, bit for bit.
-        exact = torch.float32 if any(b.device.type == "mps" for b in floating) else torch.float64
-        mean_of_buffers = BucketedMean(floating, size=self.size, all_reduce=self.all_reduce, sums=exact)
+        mean = BucketedMean(tensors, floating, size=self.size, all_reduce=self.all_reduce)
 
-        def converge() -> tuple[str, ...]:
-            mean()
-            mean_of_buffers()
-            return self._maximum_(integer) if integer else ()
+        def converge(sound: Callable[[], bool] = always) -> tuple[str, ...]:
+            return self._maximum_(integer) if mean(sound) and integer else ()
 
         return converge
 
@@ -131,10 +129,18 @@ class ProcessReplicas(Replicas):
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape, on the host."""
+        return self._start_all_gather(tensor)()
+
+    def _start_all_gather(self, tensor: Tensor) -> Callable[[], list[Tensor]]:
         tensor = tensor.to(self._device)
         rows = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._await(dist.all_gather(rows, tensor, self._group, async_op=True), tensor.is_cpu)
-        return [row.cpu() for row in rows]
+        work = dist.all_gather(rows, tensor, self._group, async_op=True)
+
+        def gathered() -> list[Tensor]:
+            self._await(work, tensor.is_cpu)
+            return [row.cpu() for row in rows]
+
+        return gathered
 
     def _await(self, work: dist.Work | None, on_cpu: bool) -> None:
         try:

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ __all__ = [
     "state_of",
 ]
 
+T = TypeVar("T")
 #: Numbers on a ruler. Beyond so many ranks the last ones have none, and cannot be distinguished.
 _MARKS = 1 << 14
 
@@ -94,17 +95,20 @@ class ShardedReplicas(Replicas):
             return list(of_replica)
         return [row for replica in self._across.all_gather(of_replica) for row in replica]
 
-    def together(self, what: str, measure: Callable[[], Sequence[float | Tensor]]) -> list[float | Tensor]:
+    def attempt(self, what: str, act: Callable[[], T]) -> tuple[T, None]:
         """Raise at once where it fails, without asking the others: they may be in the middle of a forward
         pass that needs this rank's shards, and would not come. They end when this process does."""
         try:
-            return list(measure())
+            return act(), None
         except Exception as error:
             raise RuntimeError(
                 f"{what} raised on rank {self.rank_in_replica} of the {self.ranks_per_replica} of replica "
                 f"{self.rank} ({error!r}); the others may wait for its shards in a forward pass: let this "
                 "process end, and start all again from a checkpoint"
             ) from error
+
+    def together(self, what: str, act: Callable[[], T]) -> T:
+        return self.attempt(what, act)[0]
 
     def plan_mean(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> Mean:
         return self._across.plan_mean(tensors, buffers)

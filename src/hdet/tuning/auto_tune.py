@@ -25,7 +25,7 @@ from hdet.loop.checks import check_explore, check_together
 from hdet.loop.fan_out import Gradients, GradientSharing
 from hdet.loop.policy import Policy
 from hdet.probes import Probe
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 from hdet.replicas import ProcessGroup, Replicas, ddps, replicas_of
 from hdet.tuning.discover import Discovered, discover
 from hdet.tuning.policies import SequentialRegression, WindowRegression
@@ -88,7 +88,7 @@ class AutoTune(Search):
         print(tune.finish_(), tune.values)
     """
 
-    @refuse_removed
+    @explains_calls
     def __init__(
         self,
         optimizer: Optimizer | Sequence[Optimizer],

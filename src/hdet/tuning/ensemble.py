@@ -25,7 +25,7 @@ from hdet.loop.windows import Every
 from hdet.probes import Probe
 from hdet.published.softmax import SoftmaxController
 from hdet.published.vote import Vote
-from hdet.removed import refuse_removed
+from hdet.removed import explains_calls
 from hdet.replicas import ProcessGroup, Replicas, replicas_of
 from hdet.tuning.policies import Regression
 from hdet.tuning.regression import RegressionController
@@ -81,7 +81,7 @@ class Ensemble(Cycle):
                 ensemble.step(loss)
     """
 
-    @refuse_removed
+    @explains_calls
     def __init__(
         self,
         optimizer: Optimizer,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import hdet
 from hdet import history
 from hdet.history import HyperparameterRecord, SyncRecord, read_history
 from hdet.loop import announce
-from hdet.loop.announce import Announcer, Event, command, events_of, memory_bytes
+from hdet.loop.announce import Announcer, Event, command, events_of
 from hdet.loop.policy import Decided
 from hdet.published.softmax import SoftmaxController
 from tests import ROOT
@@ -76,14 +74,6 @@ def test_a_run_begins_and_ends_with_one_line(caplog: pytest.LogCaptureFixture) -
         "Ensemble: 4 replicas in this process; an open number of steps; explores learning rates within 11 % "
         "of the base; a sync every 5 steps",
     ]
-
-
-def test_a_rate_that_was_moved_is_told_against_its_schedule(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "hdet")
-    optimizer, ensemble = made(total_steps=1, process_group=Alike(rank=0))
-    ensemble._fan_out.learning_rates[0].move(1.25)
-    steps(optimizer, ensemble, 1)
-    assert said(caplog)[-1].endswith("lr/0 is 0.125, 1.25 times its schedule")
 
 
 def test_a_search_says_what_it_found_and_what_it_takes(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,21 +178,6 @@ def test_where_logging_is_set_up_it_goes_there_and_not_twice(
     assert capsys.readouterr().err == ""
 
 
-def test_a_plain_script_prints_two_lines() -> None:
-    """No handler anywhere: the logger alone at INFO would show nothing."""
-    code = (
-        "import logging, hdet.loop.announce as a; a.speak('one'); "
-        "logging.getLogger('hdet').setLevel(logging.INFO); a.speak('two'); "
-        "logging.basicConfig(format='log: %(message)s'); a.speak('three'); "
-        "logging.getLogger('hdet').setLevel(logging.WARNING); a.speak('four')"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HDET_QUIET": "0"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=100
-    )
-    assert (result.stdout, result.stderr.splitlines()) == ("", ["one", "two", "log: three"])
-
-
 # ---------------------------------------------------------------------- the history
 
 
@@ -288,13 +263,6 @@ def test_a_run_that_goes_on_says_from_which_step(tmp_path: Path) -> None:
     assert [run.get("resumed_at") for run in runs] == [None, 3]
     assert runs[0]["id"] != runs[1]["id"]
     assert [record.step for record in read_history(path)] == [1, 2, 3, 4, 5]
-
-
-def test_memory_is_what_this_process_holds() -> None:
-    if not Path("/proc/self/statm").exists():
-        assert memory_bytes()["process"] is None
-    else:
-        assert (memory_bytes()["process"] or 0) > 1e7
 
 
 def test_a_command_names_no_folder_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -458,24 +426,3 @@ def test_where_it_is_no_news_nothing_is_told(
     assert heard() == 0, "a traceback says it"
     monkeypatch.setattr(sys, "last_value", None)
     assert heard() == 1
-
-
-def test_what_a_run_held_is_not_kept_for_its_warning() -> None:
-    class Holder:
-        def __call__(self, event: Event) -> None: ...
-
-    holder = Holder()
-    kept = weakref.ref(holder)
-    steps(*made(total_steps=8, on_event=holder), 3)
-    del holder
-    gc.collect()
-    assert kept() is None
-
-
-def test_weights_handed_over_before_the_end_are_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    run = Training().run(60)
-    run.auto.finish_()
-    told = [(r.levelno, r.getMessage()) for r in caplog.records if "steps were counted" in r.getMessage()]
-    assert len(told) == 1
-    assert told[0][0] == logging.WARNING
-    assert told[0][1].startswith("AutoLR: 60 of 200 steps were counted")

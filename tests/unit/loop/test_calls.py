@@ -34,7 +34,7 @@ def calls_of(act: Any) -> Counter[str]:
 
 
 def test_a_quiet_step_and_a_sync_make_few_calls() -> None:
-    """At most 25 in 10 files, and 300 in 25, are the goal; of a sync the files are not reached yet."""
+    """At most 25 in 10 files, and 290 in 25, are the goal; of a sync the files are not reached yet."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     data = torch.randn(340, 32, 8)
@@ -66,5 +66,5 @@ def test_a_quiet_step_and_a_sync_make_few_calls() -> None:
     assert median(sum(found.values()) for found in last) <= 22
     assert median(len(found) for found in last) <= 10
     assert max(sum(found.values()) for found in last) <= 30, "four times in a window it looks at the weights"
-    assert sum(syncs[-1].values()) <= 300
-    assert len(syncs[-1]) <= 29
+    assert sum(syncs[-1].values()) <= 291
+    assert len(syncs[-1]) <= 27

@@ -80,7 +80,7 @@ def test_who_is_left_out_takes_the_mean_of_the_others_with_their_state() -> None
         optimizer = moved(weight, math.nan if rank.rank == 1 else 1.0)
         with torch.no_grad():
             weight.fill_([3.0, math.nan, 5.0][rank.rank])
-        Converge(rank, optimizer, None, with_state=False)([1])
+        Converge(rank, optimizer, None, with_state=False)(lambda: [1])
         return weight.tolist(), float(optimizer.state[weight]["exp_avg"][0])
 
     for weight, average in on_threads(3, act):
@@ -227,3 +227,37 @@ def test_a_mask_that_grows_is_seen_again() -> None:
 def test_eight_bits() -> None:
     few = torch.zeros(3, dtype=torch.float8_e4m3fn)
     assert FiniteBuffers().judged([few]) == [few]
+
+
+# ---------------------------------------------------------------------- what a sync asks of the others
+
+
+class Counting(Alike):
+    """Counts what it exchanges with the others."""
+
+    exchanged = 0
+
+    def gather(self, row: Any) -> list[list[float]]:
+        self.exchanged += 1
+        return super().gather(row)
+
+
+@pytest.mark.parametrize(("probes", "exchanges"), [(False, 2), (True, 3)])
+def test_what_ranks_compare_is_one_row_beside_the_sums(probes: bool, exchanges: int) -> None:
+    """And what they measured another; a probe may fail at the mean, which is a third. Of the first syncs,
+    which compare where the replicas began and what the optimizer keeps, none is counted."""
+    replicas = Counting()
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    probe = hdet.Probe(lambda x: model(x).sum(), [torch.ones(1, 2)], model=model) if probes else None
+    explore = [hdet.LearningRate(spread=0.1)]
+    ensemble = hdet.Ensemble(optimizer, explore, probe=probe, sync_every=2, process_group=replicas)
+    for step in range(10):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        replicas.exchanged = 0
+        ensemble.step(1.0)
+        assert step < 4 or replicas.exchanged == (exchanges if step % 2 else 0)
+    replicas.exchanged = 0
+    ensemble.converge()
+    assert replicas.exchanged == 1

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import logging
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,25 +156,6 @@ def test_windows_and_the_run_end_after_as_many_true_steps() -> None:
         assert run.optimizer.param_groups[0]["lr"] == 0.0
         windows.append(ends)
     assert windows[0] == windows[1] == windows[2]
-
-
-def test_what_is_exported_are_the_learning_rates_of_true_steps(tmp_path: Path) -> None:
-    run = Scaled(fused=True)
-    auto = search(run, schedule="wsd")
-    while not auto.finished:
-        run.backward()
-        auto.step()
-    auto.export(tmp_path / "found.json")
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight])
-    replayed = hdet.replay(optimizer, tmp_path / "found.json")
-    lrs = []
-    for _ in run.lrs:
-        lrs.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        replayed.step()
-    assert json.loads((tmp_path / "found.json").read_text())["steps"] == 120
-    assert lrs == run.lrs
 
 
 @pytest.mark.parametrize("door", ["one cycle", "ensemble"])

@@ -61,15 +61,15 @@ def test_permutations_are_uniform_and_independent() -> None:
 
 
 def test_bad_input() -> None:
-    for size in (3, 6, 10, 52):
-        with pytest.raises(ValueError, match=f"multiple of 4 .* got {size}; use (2|4|8|48) replicas"):
+    for size in (3, 6, 10, 28, 52):
+        with pytest.raises(ValueError, match=f"multiple of 4 .* got {size}; use (2|4|8|24|48) replicas"):
             hadamard(size)
     with pytest.raises(ValueError, match="at most 3 hyperparameters, got 4; explore fewer, or use more"):
         orthogonal(4, list("abcd"), seed=0, round=0)
 
 
 def test_hadamard_matrices_have_orthogonal_columns() -> None:
-    for size in (1, 2, *range(4, 52, 4), 64):
+    for size in (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 44, 48, 64):
         matrix = hadamard(size)
         assert {entry for row in matrix for entry in row} <= {-1, 1}
         assert all(row[0] == 1 for row in matrix)

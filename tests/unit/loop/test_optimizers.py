@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +13,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 import hdet
-from hdet import AutoLR, Probe
-from hdet.autolr.schedule import WarmStableDecay
+from hdet import AutoLR
 from hdet.history import SyncRecord
 from hdet.loop.optimizers import JointOptimizer, unwrapped
-from tests.unit.training import X, decisions, network, probe_of, searched, squared
+from tests.unit.training import X, decisions, network, probe_of, squared
 
 pytestmark = pytest.mark.usefixtures("same_seed")
 
@@ -114,11 +112,6 @@ def test_a_group_keeps_its_number_when_others_are_added() -> None:
 # ---------------------------------------------------------------------- a run of several
 
 
-def exactly(gradient: Tensor) -> Tensor:
-    """In place of bfloat16, which a processor may not have, and torch then warns at every step."""
-    return gradient.float().clone()
-
-
 class Pair:
     """A net whose hidden matrix one optimizer trains, and another one the rest."""
 
@@ -182,37 +175,6 @@ class Pair:
         return self
 
 
-def by_hand(first: Any, lr: float, other: float, steps: int) -> float:
-    run = Pair(first, (lr, other, other))
-    run.auto._cycle.detach()
-    for optimizer, peak in zip(run.optimizers, (lr, other), strict=True):
-        for group in optimizer.param_groups:
-            group["lr"] = peak
-    shape = WarmStableDecay.of(steps)
-    schedulers = [lr_scheduler.LambdaLR(optimizer, shape) for optimizer in run.optimizers]
-    for step in range(steps):
-        run.model.zero_grad()
-        squared(run.model, X[step % 200]).backward()
-        for optimizer, scheduler in zip(run.optimizers, schedulers, strict=True):
-            optimizer.step()
-            scheduler.step()
-    return run.loss()
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="since torch 2.9")
-def test_muon_and_adamw_end_where_rates_chosen_by_hand_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "bfloat16", exactly)
-    run = Pair(torch.optim.Muon, total_steps=400)
-    start = run.loss()
-    run.run(400)
-    assert not any("back" in event for record in run.records for event in record.events)
-    usual = by_hand(torch.optim.Muon, 0.02, 0.003, 400)
-    assert run.loss() <= usual < 0.1 * start
-    first, *others = searched(run.records)[-1].hyperparameters
-    assert first.base_after != others[0].base_after, "each has a rate of its own"
-    assert others[0].base_after == others[1].base_after
-
-
 def test_of_several_only_the_ratios_within_one_count() -> None:
     run = Pair(lrs=(1e-7, 3.0, 6.0)).run(120)
     assert all(third == 2 * second for _, second, third in run.lrs)
@@ -246,55 +208,6 @@ def test_several_are_taken_up_bit_for_bit(at: int) -> None:
     assert again.lrs == whole.lrs[at:]
     assert again.auto.found() == whole.auto.found()
     assert decisions(again.records) == decisions([r for r in whole.records if r.step > at])
-
-
-def test_several_come_down_and_hand_over_and_are_replayed(tmp_path: Any) -> None:
-    run = Pair(total_steps=None, patience=None).run(120)
-    run.auto.cooldown(40)
-    run.run(160)
-    assert run.auto.get_last_lr() == [0.0, 0.0, 0.0]
-    weights = torch.cat([p.detach().reshape(-1) for p in run.model.parameters()])
-    assert run.auto.finish_() is not None
-    path = tmp_path / "schedule.json"
-    run.auto.export(path)
-    plain = Pair()
-    plain.auto._cycle.detach()
-    schedulers = hdet.replay(plain.optimizers, path)
-    assert [type(one) for one in schedulers] == [lr_scheduler.LambdaLR] * 2
-    for step in range(160):
-        plain.model.zero_grad()
-        squared(plain.model, X[step % 200]).backward()
-        for optimizer, scheduler in zip(plain.optimizers, schedulers, strict=True):
-            optimizer.step()
-            scheduler.step()
-    assert torch.equal(weights, torch.cat([p.detach().reshape(-1) for p in plain.model.parameters()]))
-    with pytest.raises(ValueError, match="as many parameter groups as the schedule, 3, got 2"):
-        hdet.replay(plain.optimizers[1], path)
-
-
-def test_where_nothing_improves_several_go_back_together() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
-
-    def samples(count: int) -> tuple[Tensor, Tensor]:
-        x = torch.randn(count, 8)
-        return x, x[:, :1] + torch.randn(count, 1)
-
-    data = samples(24)
-    optimizers = [SGD(model[0].parameters(), 1.0), AdamW(model[2].parameters())]
-    loss = lambda pair: (model(pair[0]) - pair[1]).square().mean()  # noqa: E731
-    other = [samples(256) for _ in range(8)]
-    auto = AutoLR(optimizers, probe=Probe(loss, other, model=model), total_steps=2000)
-    events: list[str] = []
-    while not auto.finished:
-        model.zero_grad()
-        loss(data).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        record = auto.step()
-        events += record.events if record else ()
-    assert any("back to those weights" in event for event in events)
-    assert auto.steps < 2000
 
 
 def test_one_that_steps_less_often_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -331,11 +244,3 @@ def test_what_several_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"one of shape \(16, 8\) is in optimizers 0 and 1; leave it in one"):
         AutoLR([first, SGD(model.parameters(), 0.1)], probe=probe)
     assert AutoLR([first], probe=probe).optimizers == [first]
-
-
-def test_what_is_said_of_several(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "hdet")
-    run = Pair(total_steps=60).run(60)
-    assert run.auto.optimizer is run.optimizers[0]
-    assert run.auto.optimizers == run.optimizers
-    assert sum("the learning rate found is" in r.message for r in caplog.records) == 1

@@ -146,7 +146,7 @@ def test_one_ranks_state_is_every_ranks_once_they_have_met() -> None:
         signal = TrainingLoss()
         signal.add(1.0 + rank.rank)
         if meets:
-            signal.meet(rank)
+            signal.meet(rank.gather([signal.total(), float(signal.count)]))
         saved = rank.exchange(signal.state_dict(rank.rank))[0]
         signal.load_state_dict(saved, rank.rank, rank.size)
         return [*signal.row()[:2]]

@@ -70,8 +70,8 @@ def test_one_tensor_larger_than_a_bucket() -> None:
 def test_large_tensors_travel_as_they_lie() -> None:
     large, small, half = torch.randn(5, 5), torch.randn(3), torch.randn(30).to(torch.bfloat16)
     echo = check([large, small, half], bucket_bytes=400, in_place_bytes=60)
-    assert echo.sent[0].data_ptr() == large.data_ptr()
-    assert [t.numel() for t in echo.sent] == [25, 33] * 2
+    assert echo.sent[1].data_ptr() == large.data_ptr()
+    assert [t.numel() for t in echo.sent] == [33, 25] * 2
 
 
 @given(
@@ -140,7 +140,7 @@ def test_in_float64_equal_constants_stay_as_they_are(size: int) -> None:
     tensors = [torch.tensor(torch.finfo(torch.float32).min), torch.randn(1000)]
     before = [t.clone() for t in tensors]
     echo = Echo(size)
-    BucketedMean(tensors, size=size, all_reduce=echo.all_reduce, sums=torch.float64)()
+    BucketedMean([], tensors, size=size, all_reduce=echo.all_reduce)()
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 
 
@@ -180,3 +180,26 @@ def test_buckets_grow_with_the_replicas_and_the_plan_is_the_same_on_all(
         assert [t.numel() * 4 for t in echo.sent] == mean.collective_bytes
         largest[size] = max(mean.collective_bytes)
     assert largest == {2: 40, 10: 40, 20: 80, 1000: 160}
+
+
+def test_nothing_is_written_where_something_speaks_against_it_and_the_next_mean_is_right() -> None:
+    """What the ranks have to say is heard while the first sums are under way; large tensors are not yet."""
+    tensors = [torch.randn(12), torch.randn(40)]
+    before = [t.clone() for t in tensors]
+    echo = Echo(2)
+    mean = BucketedMean(tensors, size=2, all_reduce=echo.all_reduce, memory_bytes=48, in_place_bytes=80)
+
+    def sound() -> bool:
+        assert [t.numel() for t in echo.sent] == [4, 4, 4]
+        return False
+
+    def objects() -> bool:
+        raise RuntimeError("the ranks disagree")
+
+    assert not mean(sound)
+    with pytest.raises(RuntimeError, match="the ranks disagree"):
+        mean(objects)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+    assert mean()
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+    assert echo.under_way == 0

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase  # no public name covers all kinds
 from torch.optim import Optimizer
 
-from hdet.replicas.averaging import differing_values, distinct_tensors, floating_and_integer
+from hdet.replicas.averaging import always, differing_values, distinct_tensors, floating_and_integer
 from hdet.replicas.base import Mean, Replicas
 from hdet.replicas.norms import row_norms
 from hdet.replicas.stacked.batches import divide, flatten
@@ -312,7 +312,9 @@ class StackedReplicas(Replicas):
         rows = distinct_tensors([t.detach() for t in tensors])
 
         @torch.no_grad()
-        def converge() -> tuple[str, ...]:
+        def converge(sound: Callable[[], bool] = always) -> tuple[str, ...]:
+            if not sound():
+                return ()
             for tensor in rows:
                 _average(tensor, torch.float32)
             for tensor in floating:

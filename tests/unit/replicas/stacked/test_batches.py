@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from hdet.replicas.stacked.batches import divide, flatten
+from hdet.replicas.stacked.batches import flatten
 from tests.stacks import loss_fn, mlp, stack
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -86,17 +86,6 @@ def test_the_loss_sees_the_batch_as_the_loader_makes_it(name: str) -> None:
     assert losses.tolist() == expected
 
 
-@pytest.mark.parametrize("name", list(BATCHES))
-def test_taken_apart_and_rebuilt_a_batch_is_the_same(name: str) -> None:
-    tensors, rebuild, form = flatten(BATCHES[name])
-    again = rebuild(tensors)
-    assert kinds(again) == kinds(BATCHES[name])
-    for a, b in zip(leaves(again), leaves(BATCHES[name]), strict=True):
-        assert a is b or a == b
-    assert hash(form) == hash(flatten(again).form)
-    assert form == flatten(again).form
-
-
 def test_batches_of_one_form_differ_in_their_tensors_alone() -> None:
     nan = flatten({"p": math.nan}).form
     assert flatten((X, 1)).form == flatten((X + 1, 1)).form
@@ -146,10 +135,3 @@ class Awkward(dict):  # type: ignore[type-arg]
 def test_batches_that_cannot_be_divided(batch: Any, reason: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"StackedReplicas.losses: .*{reason}"):
         stack(mlp()).losses(loss_fn, batch)
-
-
-def test_parts_are_views() -> None:
-    x = torch.randn(8, 3).T.contiguous().T
-    (parts,) = divide([x], 4)
-    assert parts.data_ptr() == x.data_ptr()
-    assert torch.equal(parts[1], x[2:4])

@@ -42,12 +42,6 @@ def test_models_that_cannot_be_slices(make: Callable[[], nn.Module], reason: str
         stack(make())
 
 
-def test_a_frozen_complex_parameter_is_a_constant() -> None:
-    model = mlp()
-    model.register_parameter("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False))
-    assert stack(model).losses(loss_fn, batches(1)[0]).shape == (4,)
-
-
 def test_a_lazy_module_has_no_shape_yet() -> None:
     model = nn.Sequential(nn.LazyLinear(2))
     with pytest.raises(ValueError, match=r"0\.weight of a lazy module has none yet; call the model once"):
@@ -145,11 +139,6 @@ def test_arms_that_an_ensemble_does_not_know_of() -> None:
         hdet.Ensemble(SGD(model.parameters()), gradients=2)
 
 
-def test_what_is_no_model() -> None:
-    with pytest.raises(TypeError, match=r"must be a torch nn.Module, got int"):
-        hdet.StackedReplicas(3, SGD(mlp().parameters()), 2)  # type: ignore[arg-type]
-
-
 def penalty(model: nn.Module, x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
@@ -185,30 +174,6 @@ def test_a_gradient_penalty_by_torch_func_is_each_replica_s_own() -> None:
         torch.testing.assert_close(losses[r], penalty(model, x[4 * r : 4 * r + 4]))
 
 
-def test_what_is_recomputed_in_the_backward_pass() -> None:
-    """In torch 2.6 the forward pass, in later ones the backward pass words so."""
-    replicas = stack(mlp())
-    # torch 2.6 and 2.11 refuse it in the forward pass already.
-    words = r"StackedReplicas\.(losses|backward): .*activation checkpointing.*one process per replica"
-    with pytest.raises(TypeError, match=words):
-        replicas.backward(
-            replicas.losses(lambda m, x: checkpoint(m, x, use_reentrant=False).sum(), batches(1)[0])
-        )
-
-
-def test_a_tensor_kept_from_another_pass() -> None:
-    kept: list[Tensor] = []
-    replicas = stack(mlp())
-    replicas.losses(lambda m, x: (kept.append(x), m(x).sum())[1], batches(1)[0])
-    with pytest.raises(TypeError, match=r"a tensor of a pass after it \(kept on self or in a list"):
-        replicas.losses(loss_fn, kept[0])
-
-
-def test_an_error_of_the_user_s_own_stays_as_it_is() -> None:
-    with pytest.raises(RuntimeError, match=r"7\] but got: .*3\]|cannot be multiplied"):
-        stack(mlp()).losses(loss_fn, torch.randn(8, 7))
-
-
 def test_losses_must_be_one_for_each_replica() -> None:
     replicas, x = stack(mlp()), batches(1)[0]
     with pytest.raises(ValueError, match=r"one element, got shape \(4, 1\); reduce it"):
@@ -232,18 +197,6 @@ def test_an_index_of_no_replica(replica: Any) -> None:
             ValueError, match=rf"{call}: replica must be an integer from 0 to 3, got {replica}"
         ):
             getattr(replicas, call)(replica)
-
-
-@pytest.mark.parametrize(
-    ("value", "got"),
-    [(1, "got a int"), ([0.0], "got a list"), (torch.zeros(3), r"got \(3,\)"), (None, "NoneType")],
-)
-def test_a_state_of_something_else(value: Any, got: str) -> None:
-    replicas = stack(mlp())
-    with pytest.raises(
-        ValueError, match=rf"load_state_dict: .*differs in 0\.bias: .*{got}.*; give what state_dict"
-    ):
-        replicas.load_state_dict({**replicas.state_dict(), "0.bias": value})
 
 
 def test_what_a_function_writes_for_the_forward_pass_is_not_explored() -> None:

@@ -137,20 +137,6 @@ def test_a_parameter_that_was_frozen_is_not_trained_later() -> None:
         replicas.losses(loss_fn, batches(1)[0])
 
 
-def test_a_changed_model_can_be_stacked_anew() -> None:
-    model, x = mlp(), batches(1)[0]
-    replicas = stack(model, gradients="none")
-    train(replicas, x)
-    mean = rows_of(replicas).mean(0)
-    model[0].requires_grad_(False)
-    replicas.write_()  # nothing has come, gone or grown
-    again = stack(model, 2)
-    train(again, x)
-    kept = model[0].weight.numel() + model[0].bias.numel()
-    torch.testing.assert_close(torch.cat([p.detach().flatten() for p in model[0].parameters()]), mean[:kept])
-    assert len(again.slices(0)) == 2, "the last layer alone"
-
-
 def test_replicas_are_not_written_into_another_model() -> None:
     model = mlp()
     replicas = stack(model)

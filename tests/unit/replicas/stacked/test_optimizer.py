@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 import hdet
-from tests.stacks import alone, batches, loss_fn, mlp, normed, rows_of, stack, train
+from tests.stacks import batches, loss_fn, mlp, normed, rows_of, stack, train
 
 # ---------------------------------------------------------------------- a backward pass of one's own
 
@@ -98,14 +98,6 @@ def test_the_old_optimizer_refuses_to_step() -> None:
     train(replicas, batches(1)[0])
 
 
-def test_an_optimizer_that_could_not_be_stacked_still_steps() -> None:
-    model = mlp()
-    optimizer = Adam([{"params": [model[0].weight]}, {"params": [nn.Parameter(torch.zeros(1))]}])
-    with pytest.raises(ValueError, match="not in it"):
-        hdet.StackedReplicas(model, optimizer, 2)
-    optimizer.step()
-
-
 def test_no_group_is_added_to_stacked_ones() -> None:
     replicas = stack(mlp())
     with pytest.raises(RuntimeError, match=r"add_param_group: the groups must be those .*stack again"):
@@ -160,30 +152,3 @@ def test_a_deep_copy_trains_on_by_itself(gradients: Any, of_optimizer: bool) -> 
     model, start = replicas._model, [p.detach().clone() for p in replicas._model.parameters()]
     twin.write_()
     assert all(torch.equal(a, b) for a, b in zip(start, model.parameters(), strict=True))
-
-
-def test_any_number_of_a_group_is_explored_by_a_function_that_writes_it() -> None:
-    """Adam's ε, which no class of ours explores: rows step as models with an ε of their own."""
-    model, data = mlp(), batches(5)
-    replicas = stack(model, 4, Adam, 0.1, gradients="none")
-    (group,) = replicas.optimizer.param_groups
-    eps = hdet.Hyperparameter(
-        "eps",
-        lambda: group["eps"],
-        lambda value: group.update(eps=value),
-        scale="log",
-        bounds=(1e-8, 10.0),
-        spread=2.0,
-        acts="step",
-    )
-    group["eps"] = 0.1
-    ensemble = hdet.Ensemble(replicas.optimizer, [eps], gradients="none", sync_every=100)
-    fan_out = ensemble._fan_out
-    values = fan_out.axes[0].values(fan_out.levels[0])
-    for x in data:
-        train(replicas, x)
-    assert group["eps"] == 0.1
-    for r, value in enumerate(values):
-        twin = mlp()
-        weights = alone(twin, Adam(twin.parameters(), lr=0.1, eps=value), list(data.view(5, 4, 4, 3)[:, r]))
-        torch.testing.assert_close(rows_of(replicas)[r], weights, rtol=1e-4, atol=1e-5)

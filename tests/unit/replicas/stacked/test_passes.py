@@ -101,18 +101,6 @@ def test_integer_buffers_that_differ_are_reported() -> None:
     assert replicas.state_dict()["1.num_batches_tracked"].tolist() == [6, 6]
 
 
-def test_constants_among_the_buffers_survive_a_mean() -> None:
-    model = mlp()
-    least, angles = torch.tensor(torch.finfo(torch.float32).min), torch.rand(1000)
-    model.register_buffer("least", least.clone())
-    model.register_buffer("angles", angles.clone())
-    replicas = stack(model, 3)
-    replicas.plan_mean([], [*replicas.buffers_of(None).values()])()
-    replicas.write_(1)
-    assert torch.equal(model.get_buffer("least"), least)
-    assert torch.equal(model.get_buffer("angles"), angles)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_transformers_run_without_a_slow_way_round(training: bool) -> None:
     """torch.vmap warns where it runs an operation N times, one replica after another; warnings are errors."""

@@ -216,67 +216,6 @@ def test_each_replica_drops_at_its_own_rate() -> None:
     assert torch.equal(same, torch.ones(SIZE)), "evaluation drops nothing"
 
 
-def test_without_dropout_rows_train_bit_for_bit_as_without_the_layer() -> None:
-    def trained(explored: bool) -> Tensor:
-        torch.manual_seed(0)
-        model = Classifier(1.0, rate=0.0)
-        replicas = hdet.StackedReplicas(model, SGD(groups(model), lr=0.3), SIZE, gradients="none")
-        if explored:
-            replicas.values_of(model.drop, "p")
-        for x in batches(6, SIZE * SAMPLES):
-            step(replicas, classify, x)
-        return rows_of(replicas)
-
-    assert torch.equal(trained(True), trained(False))
-
-
-def test_rows_at_one_rate_have_the_loss_of_a_model_at_that_rate() -> None:
-    """Not the same masks, but the same distribution: the mean over many draws."""
-    torch.manual_seed(0)
-    model = Classifier(1.0, rate=0.4)
-    x = batches(1, SAMPLES)[0]
-    replicas = hdet.StackedReplicas(model, SGD(groups(model), lr=0.3), SIZE, gradients="none")
-    replicas.values_of(model.drop, "p").set_(torch.tensor([0.0, 0.2, 0.4, 0.6]))
-    with torch.no_grad():
-        rows = torch.stack([replicas.losses(classify, x.repeat(SIZE, 1)) for _ in range(400)])
-        for r, p in enumerate((0.0, 0.2, 0.4, 0.6)):
-            model.drop.p = p
-            ours, theirs = rows[:, r], torch.stack([classify(model, x) for _ in range(400)])
-            error = (ours.var() / 400 + theirs.var() / 400).sqrt()
-            assert (ours.mean() - theirs.mean()).abs() <= 5 * error + 1e-6
-            assert p == 0 or 0.7 < ours.std() / theirs.std() < 1.4
-
-
-def test_a_transformer_drops_in_its_attention_too() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.2, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    replicas = hdet.StackedReplicas(model, SGD(model.parameters(), lr=0.1), 2, gradients="none")
-    x, hidden = torch.randn(8, 5, 6), torch.arange(5).repeat(8, 1) > 3
-
-    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-        out: Tensor = model(batch[0], src_key_padding_mask=batch[1])
-        return out.square().mul(torch.arange(6)).mean()
-
-    model.eval()
-    expected = torch.stack([loss_fn(model, (x[k : k + 4], hidden[k : k + 4])) for k in (0, 4)])
-    model.train()
-    (axis,) = hdet.Dropout(model).bind(replicas.optimizer)
-    axis.stack("test", replicas)
-    axis.silence()
-    torch.testing.assert_close(replicas.losses(loss_fn, (x, hidden)), expected)
-    axis.fan_out(torch.tensor([-1.0, 1.0]))
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.training = False  # attention's own is left
-    draws = torch.stack([replicas.losses(loss_fn, (x, hidden)) for _ in range(20)]).detach()
-    low, high = draws.std(0).tolist()
-    assert 0 < low < high
-    model.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(replicas.losses(loss_fn, (x, hidden)), expected.detach())
-
-
 # ---------------------------------------------------------------------- where the base stands
 
 
@@ -346,17 +285,6 @@ def test_a_copy_is_free_of_what_moves_the_original() -> None:
     assert replicas.losses(scale_of, X).tolist() == [1.0, 2.0]
 
 
-def test_a_base_that_somebody_writes_within_a_round_is_the_next_round_s() -> None:
-    model, replicas, _ = values_of_scale()
-    ensemble = hdet.Ensemble(replicas.optimizer, [hdet.Temperature(model)], gradients="none", sync_every=2)
-    for k in range(2):
-        if k == 1:
-            model[1].scale = 0.75
-        ensemble.step(step(replicas, lambda m, x: m(x).sum(), X).detach())
-    assert ensemble.values["temperature"] == 0.75
-    assert replicas.losses(scale_of, X).tolist() == pytest.approx(values_of(ensemble))
-
-
 def test_a_buffer_is_at_the_base_when_rows_are_averaged_and_written() -> None:
     model = made(CASES["a buffer"])
     replicas = hdet.StackedReplicas(model, SGD(groups(model), lr=0.3), SIZE, gradients="none")
@@ -418,51 +346,6 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     moved = [[h.base_after for h in r.hyperparameters] for r in records]
     assert [[h.base_after for h in r.hyperparameters] for r in again] == moved
     assert moved[0] != moved[-1]
-
-
-def test_values_go_to_where_they_are_best() -> None:
-    """A linear task without noise, in which regularisers only harm."""
-    torch.manual_seed(0)
-    draw = torch.Generator().manual_seed(3)
-    truth = torch.randn(6, 1, generator=draw)
-    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 1, bias=False))
-    optimizer = SGD(model.parameters(), lr=0.05, weight_decay=0.1)
-    replicas = hdet.StackedReplicas(model, optimizer, 8, gradients="none")
-
-    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-        return (model(x) - x @ truth).square().mean()
-
-    probe = hdet.Probe(
-        lambda x: replicas.losses(loss_fn, x),
-        [torch.randn(8 * 64, 6, generator=draw) for _ in range(4)],
-        model=model,
-    )
-    explore = [hdet.Dropout(model), hdet.WeightDecay()]
-    with hdet.Ensemble(replicas.optimizer, explore, gradients="none", sync_every=10, probe=probe) as ensemble:
-        for _ in range(300):
-            ensemble.step(step(replicas, loss_fn, torch.randn(8 * 16, 6, generator=draw)))
-        found = ensemble.values
-    assert found["dropout"] < 0.1
-    assert found["weight_decay"] < 0.02
-    assert model[0].p == found["dropout"]
-
-
-def test_a_temperature_goes_to_where_it_is_best() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 1), Attention(0.5))
-    replicas = hdet.StackedReplicas(model, SGD(model.parameters(), lr=1e-3), 4, gradients="none")
-
-    def loss_fn(model: Any, x: Tensor) -> Tensor:
-        return (model[1](x) - 2 * x).square().mean() + model[0](x).square().mean()
-
-    held_out = list(batches(4, 64, seed=2))
-    probe = hdet.Probe(lambda x: replicas.losses(loss_fn, x), held_out, model=model)
-    with hdet.Ensemble(
-        replicas.optimizer, [hdet.Temperature(model)], gradients="none", sync_every=2, probe=probe
-    ) as ensemble:
-        for x in batches(60, 32):
-            ensemble.step(step(replicas, loss_fn, x))
-    assert 1.7 < model[1].scale < 2.3
 
 
 # ---------------------------------------------------------------------- what cannot be

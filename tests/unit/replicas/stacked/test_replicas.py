@@ -79,20 +79,6 @@ def test_shared_gradients_are_the_mean_of_the_replicas() -> None:
         torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("gradients", ["all", "none"])
-def test_gradients_accumulate(gradients: Any) -> None:
-    first, second = batches(2)
-    accumulated, summed = (stack(mlp(), 4, gradients=gradients) for _ in range(2))
-    for x in (first, second):
-        accumulated.backward(accumulated.losses(loss_fn, x))
-    summed.backward(summed.losses(loss_fn, first) + summed.losses(loss_fn, second))
-    for one in (accumulated, summed):
-        one.optimizer.step()
-    torch.testing.assert_close(rows_of(accumulated), rows_of(summed), rtol=1e-5, atol=1e-6)
-    apart = rows_of(accumulated).std(0).max().item()
-    assert (apart > 1e-3) == (gradients == "none")
-
-
 def test_clipping_is_torch_s_for_each_replica() -> None:
     model = mlp()
     groups = [{"params": list(model[0].parameters())}, {"params": list(model[3].parameters())}]
@@ -166,40 +152,6 @@ def test_tied_frozen_and_mixed_parameters() -> None:
             torch.testing.assert_close(ours, theirs, **coarse, msg=lambda m, name=name: f"{name}: {m}")
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     assert [s.shape for s in replicas.slices(0)] == [dict(model.named_parameters())[n].shape for n in names]
-
-
-@pytest.mark.parametrize(
-    ("make", "settings"),
-    [(AdamW, {}), (Adam, {"weight_decay": 0.1}), (SGD, {"weight_decay": 0.1, "momentum": 0.9})],
-)
-def test_mixed_parameters_converge_and_are_clipped(
-    make: Callable[..., Optimizer], settings: dict[str, Any]
-) -> None:
-    model = Assorted()
-    groups = [{"params": [model.bf16, model.f64, model.first.weight]}, {"params": [model.scale, model.idle]}]
-    replicas = hdet.StackedReplicas(model, make(groups, lr=0.1, **settings), 3, gradients="none")
-    trained = [p for p in model.parameters() if p.requires_grad]
-    assert all(torch.equal(s, p) for s, p in zip(replicas.slices(2), trained, strict=True)), (
-        "the model's order"
-    )
-    explore = [hdet.LearningRate(spread=0.5), hdet.WeightDecay(), hdet.Momentum()]
-    ensemble = hdet.Ensemble(replicas.optimizer, explore, sync_every=4, gradients="none")
-    for x in batches(4, rows=12):
-        replicas.optimizer.zero_grad()
-        losses = replicas.losses(assorted_loss, x)
-        replicas.backward(losses)
-        replicas.clip_grad_norm_(1.0)
-        replicas.optimizer.step()
-        apart = rows_of(replicas).std(0).max()
-        record = ensemble.step(losses)
-    assert record is not None
-    assert apart > 1e-3
-    assert rows_of(replicas).std(0).max() == 0
-    assert all(d > 0 for d in record.distance_measured)
-    for matrix, state in replicas.optimizer.state.items():
-        kept = [value for value in state.values() if isinstance(value, Tensor)]
-        assert kept
-        assert all(value.dtype == matrix.dtype for value in kept)
 
 
 def test_a_group_without_trained_parameters_is_kept() -> None:
@@ -313,48 +265,6 @@ def test_between_steps_the_groups_hold_plain_numbers() -> None:
 # ---------------------------------------------------------------------- many, and lost ones
 
 
-@pytest.mark.parametrize("size", [8, 64])
-def test_many_replicas(size: int) -> None:
-    replicas = stack(mlp(), size, AdamW, 0.02)
-    scheduler = hdet.OneCycleAutoLR(
-        replicas.optimizer,
-        max_lr=0.05,
-        total_steps=40,
-        ensemble_lr_spread_ratio=0.2,
-        model_sync_interval=10,
-        enable_auto_lr=True,
-        auto_lr_warmup_steps=0,
-    )
-    records = [scheduler.step(train(replicas, x)) for x in batches(40, rows=2 * size)]
-    kept = [r for r in records if r]
-    assert len(kept) == 4
-    assert all(len(r.losses) == len(r.weights) == len(r.distance_measured) == size for r in kept)
-    assert kept[-1].distance_measured == pytest.approx(kept[-1].distance_predicted, rel=0.05)
-    assert sum(kept[-1].losses) < 0.5 * sum(kept[0].losses)
-    assert rows_of(replicas).std(0).max() < 1e-6
-
-
-@pytest.mark.parametrize("make", [SGD, AdamW])
-def test_a_lost_replica_has_no_part_in_the_mean_and_returns(make: Callable[..., Optimizer]) -> None:
-    replicas = stack(normed(), 4, make, 0.02, gradients="none")
-    ensemble = hdet.Ensemble(replicas.optimizer, gradients="none", sync_every=3, total_steps=6)
-    records = []
-    for step, x in enumerate(batches(6)):
-        if step == 1:
-            x[4:8] = math.nan  # what the second replica sees
-        losses = train(replicas, x)
-        sane = rows_of(replicas)[[0, 2, 3]].mean(0)
-        mean = replicas.state_dict()["1.running_mean"][[0, 2, 3]].mean(0)
-        records.append(ensemble.step(losses))
-        if step == 2:
-            torch.testing.assert_close(rows_of(replicas), sane.expand(4, -1), rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(replicas.state_dict()["1.running_mean"], mean.expand(4, -1))
-    first, last = (r for r in records if r)
-    assert "replica 1 left out of the mean: its loss is nan" in first.events
-    assert all(map(math.isfinite, last.losses))
-    assert torch.isfinite(rows_of(replicas)).all()
-
-
 @pytest.mark.parametrize("what", ["weights", "buffers", "state", "explosion"])
 def test_poison_in_one_row_stays_out_of_the_mean(what: str) -> None:
     """After the pass, so that no loss tells of it."""
@@ -381,14 +291,3 @@ def test_poison_in_one_row_stays_out_of_the_mean(what: str) -> None:
         *replicas.optimizer.state[replicas.optimizer.matrices[0]].values(),
     ]
     assert all(torch.isfinite(torch.as_tensor(value)).all() for value in held)
-
-
-def test_a_warm_start_sets_every_replica_off_by_the_same_share() -> None:
-    model = mlp()
-    replicas = stack(model, 3)
-    before = rows_of(replicas)
-    hdet.warm_start_(replicas, 0.1)
-    noise = rows_of(replicas) - before
-    assert (noise.norm(dim=1) / before.norm(dim=1)).tolist() == pytest.approx([0.1] * 3, rel=0.5)
-    assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 0.7
-    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), before[0])
