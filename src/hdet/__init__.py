@@ -1,5 +1,4 @@
-"""Train PyTorch models without choosing a learning rate: hdet finds it, and other hyperparameters, while the
-model trains.
+"""Training finds its own hyperparameters while it runs, on the replicas you already pay for.
 
 Names are imported when they are first asked for: ``hdet --version`` needs no torch.
 """
