@@ -1,7 +1,7 @@
-"""Runs the notebook of the examples, so that it needs no Jupyter to be tested or written anew.
+"""Runs the notebook of the examples, so that it needs no Jupyter to be tested or written again.
 
 ``python -m benchmarks.tools.notebook examples/report.ipynb`` runs its cells in order and writes what they
-print and show into it. A page of a report is left out of the file, for its five megabytes of script; its
+print and show into it. A page of a report is left out of the file, for its size; its
 text stays, and who runs the cell sees the page.
 """
 

@@ -55,7 +55,8 @@ class Best:
         loss: on the half of the probe that chose them, and so a little too low.
         estimate: on the half that no choice has seen; NaN where there is none, or before it was measured.
         error: the standard error of ``estimate``.
-        rate: the learning rate that AutoLR or AutoTune found; NaN where none was searched for.
+        rate: the learning rate of the window that these weights are of, before the schedule's decay; NaN
+            where none was searched for, and of the start.
         metric: what ``choose_by`` gave on the half that chose, and so a little too high; None without one.
         metric_estimate, metric_error: of the metric, as ``estimate`` and ``error`` are of the loss.
     """
@@ -375,9 +376,9 @@ class Incumbent:
             self.best = losses
 
     @property
-    def lowest_at(self) -> int:
-        """The step at which this search has seen the lowest loss."""
-        return 0 if self._search.lowest is None else self._search.lowest.step
+    def best_at(self) -> int:
+        """The step of the best weights that this search has seen."""
+        return 0 if self._search.kept is None else self._search.kept.step
 
     def count(self, step: int, factors: Sequence[float], *, rises: bool, moved: bool = False) -> None:
         """One more window, which ran with these ``factors``; where the learning rate still rises, or

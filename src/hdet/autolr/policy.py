@@ -419,7 +419,7 @@ class Horizon(Policy):
         if not incumbent.behind or not self._clock.searches_after(step):
             return plan
         if incumbent.exhausted:
-            event = f"nothing has improved since step {incumbent.lowest_at}"
+            event = f"nothing has improved since step {incumbent.best_at}"
             return replace(plan, events=(*plan.events, event))
         restarts = not self._curve.decays and incumbent.may_restart(
             step, self._clock.origin, self._clock.total_steps
@@ -472,7 +472,7 @@ class Horizon(Policy):
 
     def _retreat(self, step: int, *, restart: bool) -> str:
         """Return to the beginning or to the best weights, at a smaller rate; the sentence for the log."""
-        lowest, slower = self.incumbent.lowest_at, not self.incumbent.others_moved
+        lowest, slower = self.incumbent.best_at, not self.incumbent.others_moved
         if restart:
             self._at_beginning.restore()
             self.incumbent.restart()

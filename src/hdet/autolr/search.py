@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hdet.autolr.best import Best
 from hdet.autolr.policy import Horizon
 from hdet.autolr.prior import likely_rates
-from hdet.autolr.rule import DECAYS, HorizonController
+from hdet.autolr.rule import HorizonController
 from hdet.autolr.schedule import (
     SHAPES,
     Decay,
@@ -169,13 +169,13 @@ class Search(Door, LRScheduler):
         self._only = OneSearch(
             self._name, probe.model, " and ".join(type(p).__name__ for p in self.optimizers)
         )
-        #: For the summary: windows, rollbacks, the probe's first and last loss, the learning rate found.
+        #: For the summary: windows, rollbacks, the probe's first and last loss.
         self._windows = self._rollbacks = 0
         #: When the first step of this process was counted, how many were before it, and the seconds that
         #: windows' ends have taken since.
         self._began: tuple[float, int] | None = None
         self._spent = 0.0
-        self._first_loss = self._last_loss = self._rate = math.nan
+        self._first_loss = self._last_loss = math.nan
         if replicas.world_rank == 0:
             for doubt in _doubts(self._name, every, probe):
                 logger.warning("%s: %s", self._name, doubt)
@@ -199,7 +199,7 @@ class Search(Door, LRScheduler):
             record = cycle.step(loss)
             if record is not None:
                 self._only.window_ended()
-                self._count(record, used)
+                self._count(record)
                 if self._horizon.stalled:
                     self.end_early("the probe's loss has not improved beyond its error for long")
             return record
@@ -245,8 +245,8 @@ class Search(Door, LRScheduler):
             )
         return True
 
-    def _count(self, record: SyncRecord, lrs: Sequence[float]) -> None:
-        """Remember a window, trained at ``lrs``, for the summary."""
+    def _count(self, record: SyncRecord) -> None:
+        """Remember a window for the summary."""
         self._windows += 1
         self._spent += record.milliseconds / 1e3
         if self._windows == _TIMED_WINDOWS:
@@ -258,8 +258,6 @@ class Search(Door, LRScheduler):
         # The end of the run is measured on all batches; within a run the mean stands for it.
         for loss in (seen.loss_mean, seen.loss_end):
             self._last_loss = loss if math.isfinite(loss) else self._last_loss
-        if seen.action != "back" and seen.why != DECAYS:
-            self._rate = max([lr for lr in lrs if math.isfinite(lr)], default=self._rate)
 
     def _tell_cost(self) -> None:
         """Where a step is so short that calls and probing are much of it, and how to spend less."""
@@ -307,9 +305,10 @@ class Search(Door, LRScheduler):
                 *(self._name, steps, first, last, counted, loads),
             )
         else:
-            low, high = likely_rates(self._rate)
+            rate = math.nan if best is None else self._rate_of(best)
+            low, high = likely_rates(rate)
             self._cycle.say(
-                f"{steps}: the learning rate found is {self._rate:.2g}, the best probably between {low:.1g} "
+                f"{steps}: the learning rate found is {rate:.2g}, the best probably between {low:.1g} "
                 f"and {high:.1g}{self._other_values()}; the probe's loss went from {first:.4g} to {last:.4g} "
                 f"({counted}); {loads}{self._cost()}"
             )
@@ -357,7 +356,17 @@ class Search(Door, LRScheduler):
         self._replaced = True
 
     def _with_rate(self, best: Best | None) -> Best | None:
-        return best and replace(best, rate=self._rate)
+        return best and replace(best, rate=self._rate_of(best))
+
+    def _rate_of(self, best: Best) -> float:
+        """The learning rate of the window that these weights are of: at its last step, or before the decay.
+        Of a shape that falls throughout, its height there; of several groups, the highest."""
+        shape = self._shape
+        last = min(best.step, getattr(shape, "decay_from", None) or best.step) - 1
+        if last < 0 or not self._plain or last >= self._found.steps:
+            return math.nan
+        height = 1.0 if shape is None or isinstance(shape, WarmStableDecay) else shape(last)
+        return max(rate(last) for rate in self._found.lambdas()) / height
 
     def finish_(self) -> Best | None:
         """Load the best weights seen into the model and estimate their loss.
@@ -467,7 +476,6 @@ class Search(Door, LRScheduler):
             "verdict": {
                 "counts": [self._windows, self._rollbacks],
                 "losses": [self._first_loss, self._last_loss],
-                "found": self._rate,
                 "said": self._said_summary,
             },
         }
@@ -506,7 +514,7 @@ class Search(Door, LRScheduler):
         summary = state["verdict"]
         self._windows, self._rollbacks = summary["counts"]
         self._first_loss, self._last_loss = summary["losses"]
-        self._rate, self._said_summary = summary["found"], summary["said"]
+        self._said_summary = summary["said"]
 
     def extra_bytes(self) -> int:
         """Memory taken beyond training itself."""

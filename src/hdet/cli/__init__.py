@@ -1,4 +1,4 @@
-"""The command line, one file for each command. Commands import what they need (torch, plotly) when they are
+"""The command line, one file for each command. Commands import what they need (torch) when they are
 called, so that ``hdet --help`` is fast."""
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from hdet.cli.watch import watch
 
 __all__ = ["app"]
 
-app = typer.Typer(name="hdet", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="hdet",
+    cls=OneLineErrors,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help shows a type for every flag
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -37,8 +43,7 @@ def main(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Train PyTorch models without choosing a learning rate: hdet finds it, and other hyperparameters, while
-    the model trains."""
+    """Training finds its own hyperparameters while it runs, on the replicas you already pay for."""
     os.environ.setdefault("HDET_QUIET", "1")  # a command prints what its runs found; ranks inherit it
 
 

@@ -14,7 +14,7 @@ __all__ = ["demo"]
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=40, help="Steps of each run of the language model.")] = 400,
+    steps: Annotated[int, typer.Option(min=40, help="Steps of each run of the language model.")] = 800,
     replica_steps: Annotated[
         int, typer.Option(min=40, help="Most steps of each run of four replicas; AutoTune may stop earlier.")
     ] = 600,
@@ -24,7 +24,10 @@ def demo(
         typer.Option(file_okay=False, help="Folder of the histories and the report; replaces older ones."),
     ] = Path("runs/demo"),
 ) -> None:
-    """Train with a bad rate, the tuned one and none; then four replicas: HDET as published, and AutoTune."""
+    """Train with a bad rate, a tuned one, none, and on four replicas.
+
+    A language model with AutoLR; then HDET as published and AutoTune, on four processes. A minute or so.
+    """
     from hdet.cli.demo_runs import demo as show
 
     again = f"`hdet report {output}` shows what was trained so far; the same command starts again"

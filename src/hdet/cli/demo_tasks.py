@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -59,6 +60,13 @@ class Task:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             yield loss
+
+    @torch.no_grad()
+    def held_out(self, model: nn.Module, seed: int) -> float | None:
+        """The loss on the batches by which a probe chooses; None, as in a history, if it is not finite."""
+        batches = [*islice(self.probe_batches(seed), 4)]
+        loss = sum(float(self.loss(model, batch)) for batch in batches) / len(batches)
+        return loss if math.isfinite(loss) else None
 
     @torch.no_grad()
     def test_loss(self, model: nn.Module) -> float:
@@ -140,18 +148,18 @@ def help_texts() -> Task:
     def batches(seed: int) -> Iterator[Batch]:
         draw = _generator(seed, "charlm batches")
         while True:
-            yield at(train[torch.randint(len(train), (16,), generator=draw)])
+            yield at(train[torch.randint(len(train), (32,), generator=draw)])
 
     return Task(
         lambda: _GPT(len(alphabet), context),
         batches,
-        lambda seed: _shuffled(at(probe[:: context + 1]), 128, _generator(seed, "charlm probe")),
+        lambda seed: _shuffled(at(probe[:: context + 1]), 64, _generator(seed, "charlm probe")),
         at(test[torch.linspace(0, len(test) - 1, 512).long()]),
     )
 
 
 def digits() -> Task:
-    """8×8 digits and an MLP: 449 to test with, 256 for the probe, 150 to train on. A fifth of all labels is
+    """8×8 digits and an MLP: 449 to test with, 512 for the probe, 600 to train on. A fifth of all labels is
     drawn at random."""
     try:
         from sklearn.datasets import load_digits
@@ -164,15 +172,15 @@ def digits() -> Task:
         others = torch.randint(10, labels.shape, generator=draw)
         wrong = torch.rand(labels.shape, generator=draw) < 0.2
         labels[wrong] = others[wrong]
-    test, probe, train = ((x[a:b], y[a:b]) for a, b in ((0, 449), (449, 705), (705, 855)))
+    test, probe, train = ((x[a:b], y[a:b]) for a, b in ((0, 449), (449, 961), (961, 1561)))
 
     def mlp() -> nn.Module:
-        hidden = (nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
-        return nn.Sequential(*hidden, nn.Linear(128, 10))
+        hidden = (nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+        return nn.Sequential(*hidden, nn.Linear(256, 10))
 
     return Task(
         mlp,
-        lambda seed: _shuffled(train, 32, _generator(seed, "digits batches")),
-        lambda seed: _shuffled(probe, 128, _generator(seed, "digits probe")),
+        lambda seed: _shuffled(train, 64, _generator(seed, "digits batches")),
+        lambda seed: _shuffled(probe, 64, _generator(seed, "digits probe")),
         test,
     )

@@ -17,7 +17,7 @@ def doctor(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="Histories (.jsonl), folders that hold some, or checkpoints of hdet.save.",
             show_default="the machine itself",
         ),
@@ -25,7 +25,9 @@ def doctor(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the other ranks.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Of runs, print JSON lines.")] = False,
 ) -> None:
-    """Say whether runs were healthy and what to do; without one, whether replicas can diverge here.
+    """Say whether runs were healthy, and what to do about it.
+
+    Without a run, whether replicas can diverge on this machine.
 
     Exit status 1 where something is wrong: an error in a run, or replicas that cannot diverge.
     """

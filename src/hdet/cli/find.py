@@ -30,7 +30,7 @@ def find(
         Path, typer.Option("--output", "-o", dir_okay=False, help="The schedule, for hdet.replay.")
     ] = Path("schedule.json"),
 ) -> None:
-    """Find a learning rate: train for a short while, and print the rate that this led to."""
+    """Find a learning rate by training for a short while."""
     try:
         function = _load(build)
     except (ImportError, AttributeError, FileNotFoundError, ValueError) as error:
@@ -40,7 +40,7 @@ def find(
 
         def on_step(step: int) -> None:
             if screen.is_terminal:
-                status.update(f"step {step} of {steps}")
+                status.update(f"step {step:>{len(str(steps))}} of {steps}")
             elif step % max(1, steps // 10) == 0:
                 typer.echo(f"step {step} of {steps}", err=True)
 

@@ -16,7 +16,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Histories (.jsonl), or folders that hold some.", show_default=False
+            metavar="RUN", help="Histories (.jsonl), or folders that hold some.", show_default=False
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The page to write.")] = Path(
@@ -26,7 +26,10 @@ def report(
         bool, typer.Option("--json", help="Print verdicts and alerts as JSON lines instead of text.")
     ] = False,
 ) -> None:
-    """Write one page with a verdict for each run and the charts behind it. It needs no network."""
+    """Write one page: a verdict for each run, and the charts behind it.
+
+    Runs of models with equally many parameters share their charts. The page needs no network.
+    """
     from hdet.report import Report
 
     paths = histories(runs)

@@ -29,7 +29,7 @@ def watch(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Histories (.jsonl); they need not exist yet.", show_default=False
+            metavar="RUN", help="Histories (.jsonl); they need not exist yet.", show_default=False
         ),
     ],
     plain: Annotated[
@@ -51,7 +51,10 @@ def watch(
         str, typer.Option(help="What a browser must send.", show_default="a random one where needed")
     ] = "",
 ) -> None:
-    """Follow runs while they train: a page at 127.0.0.1, lines in the terminal, or JSON for scripts."""
+    """Follow runs while they train, in a browser or the terminal.
+
+    A page at 127.0.0.1, lines with --plain, or JSON for scripts with --json.
+    """
     if plain and as_json:
         raise typer.BadParameter("--plain and --json exclude each other; give one of them")
     if once and not (plain or as_json):
@@ -116,22 +119,37 @@ def _print(runs: list[Path], *, as_json: bool, once: bool) -> None:
 
 def drawn(name: str, lines: Sequence[dict[str, Any]], alerts: Sequence[Alert], width: int = 78) -> str:
     """A run as text: the verdict, rates and losses as lines of blocks, alerts."""
-    from hdet.report.verdict import as_float, facts_of, held_out, mean_of, number, sentence
+    from hdet.report.verdict import as_float, facts_of, held_out, is_rate, mean_of, number, sentence
+
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+
+    def wrapped(text: str, indent: int) -> list[str]:
+        wrap.initial_indent, wrap.subsequent_indent = " " * indent, " " * (indent + 2)
+        return wrap.wrap(text)
 
     syncs = [line for line in lines if "kind" not in line]
-    rates = [as_float((sync.get("hyperparameters") or [{}])[0].get("base_after")) for sync in syncs]
+    rates = [
+        max(
+            (
+                as_float(v.get("base_before"))
+                for v in sync.get("hyperparameters") or []
+                if is_rate(v.get("name"))
+            ),
+            default=math.nan,
+        )
+        for sync in syncs
+    ]
     losses = [held_out(sync) for sync in syncs]
     if not any(map(math.isfinite, losses)):  # no probe
         losses = [mean_of(sync.get("losses")) for sync in syncs]
-    rows = textwrap.wrap(f"{name}: {sentence(facts_of(lines))}", width, subsequent_indent="  ")
-    if rates:
+    rows = wrapped(f"{name}: {sentence(facts_of(lines))}", 0)
+    if syncs:
         logs = [math.log(rate) if rate > 0 else math.nan for rate in rates]
         rows.append(f"  rate  {sparkline(logs, width - 20)}  {number(rates[-1])}")
         rows.append(f"  loss  {sparkline(losses, width - 20)}  {number(losses[-1])}")
     for alert in alerts:
         step = "" if alert.step is None else f"step {alert.step:,}: "
-        text = f"{alert.level}: {step}{alert.kind}: {alert.text}"
-        rows += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
+        rows += wrapped(f"{alert.level}: {step}{alert.kind}: {alert.text}", 2)
     return "\n".join(rows)
 
 

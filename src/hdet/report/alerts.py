@@ -1,7 +1,4 @@
-"""Alerts: what in a history a user should know, with a level. Pure, line by line.
-
-``assets/alerts.js`` does the same in the page; ``tests/browser`` compares the two.
-"""
+"""Alerts: what in a history a user should know, with a level. Pure, line by line."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import asdict, dataclass
 from math import nan
 from typing import Any
 
-from hdet.report.verdict import facts_of, held_out, mean_of, number, sentence
+from hdet.report.verdict import facts_of, held_out, mean_of, number, sentence, spoken
 
 __all__ = ["Alert", "Alerts", "summary"]
 
@@ -23,7 +20,8 @@ _KINDS = (
     ("replica lost", "error", r"left out of the (mean|decision)|no replica has a finite loss"),
     ("replica unlike the others", "warning", r"heard, but not as loud"),
     ("rollback", "warning", r": back to the weights of step"),
-    ("overfitting", "warning", r"nothing better since step|nothing has improved since step"),
+    ("restart", "info", r"nothing better since step"),
+    ("early end", "info", r"nothing has improved since step"),
     ("value at a bound", "warning", r"clamped to"),
     (
         "steps not counted",
@@ -86,7 +84,7 @@ class Alerts:
             at = [i for i in (0, 1) if bounds[i] is not None and bounds[i] == value]
             if at and name not in self._at_bound:
                 which = ("lower", "upper")[at[0]]
-                text = f"{name} is at its {which} bound, {number(value)}: widen the bounds if it should go on"
+                text = f"{spoken(name)} is at its {which} bound, {number(value)}; widen bounds= to go beyond"
                 found.append(Alert(self._step, "warning", "value at a bound", text))
             (self._at_bound.add if at else self._at_bound.discard)(name)
         return found

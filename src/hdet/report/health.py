@@ -14,17 +14,16 @@ __all__ = ["Finding", "examine"]
 
 Record = dict[str, Any]
 
-#: Syncs should take less of the time than this.
-_COSTLY = 0.15
+#: Probing should take less of the time than this, in a run of more than so many seconds.
+_COSTLY, _SHORT_RUN = 0.15, 60.0
 #: What to do about each kind of alert.
 _FIXES = {
-    "rollback": "training rolled back and went on; if it happens often, clip gradients, or look at the "
-    "batches of those steps",
+    "rollback": "clip gradients, or look at the batches of those steps",
     "replica lost": "its weights were left out of the mean; if it is always the same rank, look at its data "
     "and its device",
     "replica unlike the others": "its loss counts for less, and its weights are in the mean; if it is always "
     "the same rank, look at its data",
-    "overfitting": "the best weights were kept: call finish_(); regularise more, or train less",
+    "overfitting": "regularise more, train less, or keep the best weights, as AutoLR's finish_() does",
     "steps not counted": "call step() once after every optimizer.step()",
     "probe in doubt": "give the probe batches that are not trained on, of the same kind",
     "probe too noisy": "give the probe more batches, or larger ones",
@@ -54,14 +53,12 @@ def examine(lines: Sequence[Record], torn: int = 0) -> list[Finding]:
     if all("kind" in line for line in lines):
         return [Finding("error", "no sync has been recorded", "train at least until the first window ends")]
     facts = facts_of(lines)
-    searched = any(line.get("horizon") for line in lines)
-    found = [*_of_facts(facts, searched=searched), *_of_alerts(lines), *_of_file(lines, torn)]
-    rolled_back = f", with {plural(facts.rollbacks, 'rollback')}, all recovered" if facts.rollbacks else ""
-    good = f"the run was healthy: it {'ended' if facts.ended else 'goes on'} as it should{rolled_back}"
+    found = [*_of_facts(facts), *_of_alerts(lines), *_of_file(lines, torn)]
+    good = f"the run {'was' if facts.ended else 'is'} healthy"
     return sorted(found, key=lambda finding: finding.level) or [Finding("good", good)]
 
 
-def _of_facts(facts: Facts, *, searched: bool) -> Iterator[Finding]:
+def _of_facts(facts: Facts) -> Iterator[Finding]:
     total = facts.total_steps
     if total is not None and not facts.ended and facts.steps < 0.98 * total:
         yield Finding(
@@ -70,17 +67,18 @@ def _of_facts(facts: Facts, *, searched: bool) -> Iterator[Finding]:
             "resume it from its last checkpoint; if it has ended, set total_steps to the number of optimizer "
             "steps it takes",
         )
-    if facts.cost > _COSTLY:
-        fix = "give the probe fewer or smaller batches, or sync less often (sync_every)"
-        yield Finding("warning", f"syncs took {share(facts.cost)} of the time", fix)
+    if facts.cost > _COSTLY and facts.seconds > _SHORT_RUN:
+        fix = "give the probe fewer or smaller batches"
+        yield Finding("warning", f"probing took {share(facts.cost)} of the time", fix)
     if not math.isfinite(facts.last_loss):
         yield Finding("error", "no loss was finite", "look at the data and the loss before any learning rate")
         return
-    if lost := facts.rollbacks - facts.recovered:
+    late = [step for step in facts.rollbacks if step > (facts.best_step or 0)]
+    if late:
         yield Finding(
-            "error" if lost > 2 else "warning",
-            f"after {plural(lost, 'rollback')} the loss has not come back to where it was",
-            "lower the highest rate that may be tried, or clip gradients",
+            "error" if len(late) > 2 else "warning",
+            f"after {plural(len(late), 'rollback')} the loss has not come back to where it was",
+            "clip gradients, or look at the batches of those steps",
         )
     if not facts.last_loss < facts.first_loss:
         yield Finding(
@@ -90,7 +88,7 @@ def _of_facts(facts: Facts, *, searched: bool) -> Iterator[Finding]:
         )
         return
     gained = max(facts.first_loss - facts.best_loss, 0.0)
-    if searched and facts.kept is None and facts.best_loss < facts.last_loss - 0.05 * gained:
+    if facts.searched and facts.kept is None and facts.best_loss < facts.last_loss - 0.05 * gained:
         step = "" if facts.best_step is None else f" of step {facts.best_step:,}"
         yield Finding(
             "warning",

@@ -240,7 +240,7 @@ def _is_list_of_objects(value: Any) -> bool:
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("hyperparameters", "horizon"), _is_list_of_objects),
-    **dict.fromkeys(("losses", "events"), _is_list),
+    **dict.fromkeys(("losses", "held_out", "events"), _is_list),
     **dict.fromkeys(("step", "total_steps", "lines", "resumed_at"), _is_int),
     "plain": lambda value: (
         isinstance(value, dict) and all(v is None or _is_number(v) for v in value.values())

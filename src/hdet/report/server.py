@@ -1,4 +1,4 @@
-"""The live page: a server that reads what a run appends, and sends it to pages that request it. It listens to
+"""The live page: a server that reads what a run appends, and sends pages what to show of it. It listens to
 this machine only, or, on another address, answers only requests that have the token."""
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from hdet.report.page import open_histories, pieces
+from hdet.report.page import content, open_histories, page
 
 __all__ = ["Feed", "Server", "is_loopback"]
 
 #: How often files are looked at, and how long a request waits for something new.
 _LOOK_SECONDS, _WAIT_SECONDS = 0.25, 20.0
+#: Drawn of a run: the page is made again at every sync, on a machine that trains.
+_MOST_LINES = 300
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -28,66 +30,42 @@ def is_loopback(host: str) -> bool:
 
 
 class Feed:
-    """New lines of some files, numbered, for any number of pages.
-
-    When a file starts again, or too many lines are held, a new epoch begins: a page that asks with an older
-    one is given everything that is kept.
-    """
-
-    #: New lines that are held; more would fill the memory in a day of syncs.
-    most_recent = 2000
+    """What the page shows of some files, made when it is asked for and something has changed."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._files = open_histories(paths)
+        self._files = open_histories(paths, lines=_MOST_LINES)
         self._condition = threading.Condition()
-        self._recent: list[tuple[int, str]] = []
-        self._id, self._epochs = secrets.token_hex(4), 0
+        self._id, self._changes, self._state = secrets.token_hex(4), 0, ""
+        #: What was made last, and of which version.
+        self._made = ("", "")
 
     @property
-    def epoch(self) -> str:
-        """How long cursors stay valid."""
-        return f"{self._id}-{self._epochs}"
+    def version(self) -> str:
+        """Of the files, as far as they have been read."""
+        return f"{self._id}-{self._changes}"
 
     def look(self) -> None:
         """Read what is new, and wake the requests that wait for it."""
         with self._condition:
-            restarts, before = self._restarts(), self._state()
-            for i, file in enumerate(self._files):
-                for line, _ in file.new():
-                    self._recent.append((i, line))
-                    if len(self._recent) > self.most_recent:
-                        self._next_epoch()
-            if self._restarts() != restarts:
-                self._next_epoch()
-            if self._state() != before:
+            state = repr([(file.read().about(), file.restarts) for file in self._files])
+            if state != self._state:
+                self._state, self._changes = state, self._changes + 1
                 self._condition.notify_all()
 
-    def _restarts(self) -> list[int]:
-        return [file.restarts for file in self._files]
-
-    def _state(self) -> tuple[str, int, list[bool]]:
-        return self.epoch, len(self._recent), [file.about()["exists"] for file in self._files]
-
-    def _next_epoch(self) -> None:
-        self._recent, self._epochs = [], self._epochs + 1
-
-    def answer(self, epoch: str, cursor: int, wait: float = _WAIT_SECONDS) -> dict[str, Any]:
-        """What a page that has seen ``cursor`` lines of ``epoch`` has not seen; waits until there is some."""
+    def answer(self, seen: str, wait: float = _WAIT_SECONDS) -> dict[str, str]:
+        """The version after ``seen``, and what the page shows of it; waits until there is one."""
         with self._condition:
-            if epoch == self.epoch and cursor >= len(self._recent):
+            if seen == self.version:
                 self._condition.wait(wait)
-            if epoch == self.epoch:
-                lines: dict[int, list[str]] = {}
-                for i, line in self._recent[cursor:]:
-                    lines.setdefault(i, []).append(line)
-            else:
-                lines = {i: kept for i, file in enumerate(self._files) if (kept := file.lines())}
-            runs = [file.about() for file in self._files]
-            return {"epoch": self.epoch, "cursor": len(self._recent), "lines": lines, "runs": runs}
+            if seen == self.version:
+                return {"version": seen, "content": ""}
+            if self._made[0] != self.version:
+                self._made = self.version, content(self._files)
+            return {"version": self._made[0], "content": self._made[1]}
 
 
 class Server:
-    """Serves one page and its records.
+    """Serves one page and what it shows.
 
     Args:
         paths: histories; they need not exist yet.
@@ -149,15 +127,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(403, "Ask with the token that hdet watch printed")
         elif asked.path == "/":
             self._head("text/html; charset=utf-8")
-            for piece in pieces({"live": True, "runs": []}):
-                self.wfile.write(piece.encode())
-        elif asked.path == "/records":
-            cursor = int(given["cursor"]) if given.get("cursor", "").isdigit() else 0
-            body = json.dumps(watch.feed.answer(given.get("epoch", ""), cursor)).encode()
+            self.wfile.write(page([], live=True).encode())
+        elif asked.path == "/content":
+            body = json.dumps(watch.feed.answer(given.get("seen", ""))).encode()
             self._head("application/json", {"Content-Length": str(len(body))})
             self.wfile.write(body)
         else:
-            self.send_error(404, "There are only / and /records")
+            self.send_error(404, "There are only / and /content")
 
     def _head(self, kind: str, more: dict[str, str] | None = None) -> None:
         self.send_response(200)

@@ -1,93 +1,122 @@
-"""What the page's charts draw, from their scripts alone; tests/browser draws it."""
+"""What the page's charts show, before anything is drawn; tests/browser draws it."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 from typing import Any
 
 import pytest
 
-from hdet.report.page import _SCRIPTS, _asset
-from hdet.report.verdict import facts_of, sentence
-from tests.browser.histories import fanned_out, nothing_finite, opening, sync, whole
+from hdet.report.charts import Run, charts, decisions
+from hdet.report.verdict import facts_of
+from tests.browser.histories import fanned_out, nothing_finite, opening, rollback, sync, whole
 
-#: All but the page itself, which needs a browser.
-SCRIPTS = _SCRIPTS[: _SCRIPTS.index("page")]
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
+Lines = list[dict[str, Any]]
 
 
-def drawn(chart: str, *histories: list[dict[str, Any]]) -> Any:
-    """What a function of the page makes of histories, the first in focus."""
-    lines = [[json.dumps(line) for line in history] for history in histories]
-    code = [_asset(f"{name}.js") for name in SCRIPTS]
-    code += [f"const runs = {json.dumps(lines)}.map((each, i) => new Run({{name: `run ${{i}}`}}).add(each));"]
-    code += ["runs.forEach((run, i) => Object.assign(run, { index: i, facts: factsOf(run.lines) }));"]
-    code += ["const theme = { name: 'light', ink: 'black', line: 'grey' };"]
-    code += [f"console.log(JSON.stringify({chart}(new Scene(runs, runs[0], theme))));"]
-    done = subprocess.run(
-        ["node", "-"], input="\n".join(code), check=True, capture_output=True, text=True, timeout=60
-    )
-    return json.loads(done.stdout)
+def of(*histories: Lines) -> dict[str, dict[str, Any]]:
+    runs = [Run(i, f"run {i}", facts_of(lines), lines) for i, lines in enumerate(histories)]
+    return {chart["title"]: chart for chart in charts(runs)}
 
 
-@needs_node
-@pytest.mark.parametrize(
-    "history",
-    [whole(), nothing_finite(), fanned_out(), [sync(0, horizon=[], held_out_mean=None)], [opening()]],
-)
-def test_the_page_says_what_python_says(history: list[dict[str, Any]]) -> None:
-    assert drawn("(({ focus }) => sentence(focus.facts))", history) == sentence(facts_of(history))
+@pytest.mark.parametrize("history", [[], [opening()], nothing_finite()[1:6]])
+def test_what_a_history_has_nothing_for_is_not_drawn(history: Lines) -> None:
+    assert of(history) == {}
 
 
-@needs_node
+def test_a_caption_tells_only_of_what_is_drawn() -> None:
+    calm = of([opening(), *(sync(i) for i in range(20))])["Held-out loss"]
+    assert not any("mark" in series for series in calm["series"])
+    assert "ring" not in calm["caption"]
+    assert "Crosses" not in calm["caption"]
+    eventful = of(whole())["Held-out loss"]
+    assert {series.get("mark") for series in eventful["series"]} == {None, "kept", "back"}
+    assert "The ring:" in eventful["caption"]
+    assert "Crosses:" in eventful["caption"]
+    assert "Dotted" not in of(whole(), whole())["Held-out loss"]["caption"]
+
+
+def test_a_caption_names_the_runs_that_it_is_true_of() -> None:
+    both = of(whole(), fanned_out(rounds=20))
+    assert both["Held-out loss"]["caption"].startswith("run 0: each point is the average of a window")
+    assert both["Learning rate"]["caption"].startswith("run 0: each step of the line is a decision")
+    assert of(whole())["Learning rate"]["caption"].startswith("Each step of the line is a decision")
+
+
+def test_training_and_held_out_losses_never_share_an_axis() -> None:
+    alone = [opening(), *(sync(i, horizon=[], held_out_mean=None) for i in range(5))]
+    assert [series["run"] for series in of(alone)["Training loss"]["series"]] == [0]
+    both = of(alone, whole())
+    assert "Training loss" not in both
+    assert {series["run"] for series in both["Held-out loss"]["series"]} == {1}
+
+
+def test_all_charts_have_the_same_steps() -> None:
+    drawn = of(whole(), fanned_out(rounds=20))
+    assert {chart["last"] for chart in drawn.values()} == {2000}
+
+
+def test_the_ring_is_at_the_rate_found() -> None:
+    lines = whole()
+    rate = next(line for line in lines if line.get("step") == 700)["hyperparameters"][0]["base_before"]
+    lines[-1]["weights"]["rate"] = rate
+    (ring,) = (one for one in of(lines)["Learning rate"]["series"] if one.get("mark") == "kept")
+    assert (ring["x"], ring["y"]) == ([700], [rate])
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("mean", "loss_mean"), ("end", "loss_end")])
+def test_the_ring_is_at_the_loss_of_what_was_returned(kind: str, loss: str) -> None:
+    lines = whole()
+    lines[-1]["weights"]["kind"] = kind
+    (ring,) = (one for one in of(lines)["Held-out loss"]["series"] if one.get("mark") == "kept")
+    assert ring["y"] == [next(line for line in lines if line.get("step") == 700)["horizon"][0][loss]]
+
+
+def test_a_schedule_that_ends_at_nothing_leaves_the_others_room() -> None:
+    low = [opening(), *(sync(i, horizon=[]) for i in range(5))]
+    for line, rate in zip(low[1:], (1e-3, 1e-3, 1e-4, 1e-6, 1e-9), strict=True):
+        line["hyperparameters"][0] |= {"base_before": rate, "base_after": rate}
+    (line,) = of(low)["Learning rate"]["series"]
+    assert min(y for y in line["y"] if y is not None) == 1e-6
+
+
 def test_replicas_fan_out_around_the_base_and_come_together_at_every_sync() -> None:
     history = fanned_out(rounds=3)
-    chart = drawn("fanOutChart", history)
-    *replicas, base = chart["data"]
-    assert [trace["name"] for trace in chart["data"]] == [*(f"replica {r}" for r in range(4)), "base rate"]
-    syncs = [line for line in history if "kind" not in line]
-    rates = [line["hyperparameters"][0] for line in syncs]
-    for r, trace in enumerate(replicas):
-        assert trace["x"] == [0, 1, 9, 10, 10, 11, 19, 20, 20, 21, 29, 30]
-        assert trace["y"][3::4] == pytest.approx([rate["base_before"] for rate in rates])
-        assert trace["y"][4::4] == pytest.approx([rate["base_after"] for rate in rates[:-1]])
-        begins, ends = trace["y"][::4], trace["y"][3::4]
+    replicas = of(history)["Replicas' learning rates: run 0"]["series"]
+    assert [one["name"] for one in replicas] == [f"run 0: replica {r}" for r in range(4)]
+    assert {one["run"] for one in replicas} == {0}, "a run has one colour"
+    assert len({one["opacity"] for one in replicas}) == 4
+    rates = [line["hyperparameters"][0] for line in history if "kind" not in line]
+    for r, one in enumerate(replicas):
+        assert one["x"] == [0, 1, 9, 10, 10, 11, 19, 20, 20, 21, 29, 30]
+        assert one["y"][3::4] == pytest.approx([rate["base_before"] for rate in rates])
+        assert one["y"][4::4] == pytest.approx([rate["base_after"] for rate in rates[:-1]])
+        begins, ends = one["y"][::4], one["y"][3::4]
         between = [0.1 * begin + 0.9 * end for begin, end in zip(begins, ends, strict=True)]
         ratios = [rate["values"][r] / rate["base_before"] for rate in rates]
-        assert trace["y"][2::4] == pytest.approx(
-            [b * ratio for b, ratio in zip(between, ratios, strict=True)]
-        )
-    assert base["y"][-1] == rates[-1]["base_after"]
-    assert [shape["x0"] for shape in chart["layout"]["shapes"]] == [10, 20, 30]
-    assert "type" not in chart["layout"]["yaxis"], "on a logarithmic axis a ninth is not seen"
+        assert one["y"][2::4] == pytest.approx([b * ratio for b, ratio in zip(between, ratios, strict=True)])
 
 
-@needs_node
-def test_over_the_base_rate_every_round_has_all_levels() -> None:
-    chart = drawn("fanRatioChart", fanned_out(rounds=20))
-    levels = [trace["y"][2::4] for trace in chart["data"]]
-    assert levels == [trace["y"][1::4] for trace in chart["data"]]
-    for of_round in zip(*levels, strict=True):
-        assert sorted(of_round) == pytest.approx([8 / 9, 26 / 27, 28 / 27, 10 / 9])
-    assert len(set(levels[0])) == 4, "reassigned"
-    assert all(trace["y"][::4] == trace["y"][3::4] == [1] * 20 for trace in chart["data"])
-    assert chart["layout"]["xaxis"]["range"] == [0, 80]
-
-
-@needs_node
-def test_of_several_runs_the_one_that_fans_out_is_drawn() -> None:
-    chart = drawn("fanOutChart", whole(), fanned_out(rounds=3))
-    assert chart["layout"]["yaxis"]["title"]["text"] == "run 1: learning rate"
-    assert drawn("fanOutChart", whole()) is None
-    assert drawn("fanRatioChart", [opening()]) is None
-
-
-@needs_node
 def test_a_run_that_was_started_again_begins_a_new_line() -> None:
-    again = [line for line in fanned_out(rounds=3) if "kind" not in line]
-    for chart in ("fanOutChart", "fanRatioChart"):
-        trace = drawn(chart, [*again, *again[1:]])["data"][0]
-        cut = trace["y"].index(None)
-        assert (trace["x"][cut - 1], trace["x"][cut], trace["x"][cut + 1]) == (30, 20, 20)
+    again = [sync(0), sync(1), sync(2), sync(1), sync(2)]
+    line = of(again)["Held-out loss"]["series"][0]
+    assert line["x"] == [10, 20, 30, 20, 20, 30]
+    assert line["y"][3] is None
+
+
+def test_decisions_have_reasons() -> None:
+    lines = whole()
+    told = {
+        step: text for step, _, text in decisions(Run(0, "run", facts_of(lines), lines)) if "rate" in text
+    }
+    assert told[20] == (
+        "The rate rises, from 1.4e-5 to 2e-5: the lag is -0.9 and 2.5 is tolerated, so the rate is what "
+        "limits progress."
+    )
+    assert (
+        told[100] == "Rollback to the start of the window, at a lower rate: the loss rose along the window."
+    )
+    assert told[300].startswith("The rate stays: the averaged weights made no progress")
+    again = sync(3, events=["nothing better since step 20: from the beginning, below a third of the rate"])
+    ((_, _, text), *_) = decisions(Run(0, "run", facts_of([again]), [again]))
+    assert text.startswith("Nothing better since step 20: from the beginning")
+    assert rollback(3)["horizon"][0]["action"] == "back"
