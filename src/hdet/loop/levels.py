@@ -156,8 +156,8 @@ def choose_design(
 def hadamard(size: int) -> list[list[int]]:
     """A square matrix of ±1 with orthogonal columns, the first of them all 1.
 
-    From Sylvester's doubling and Paley's construction over primes, which together cover 1, 2 and the multiples
-    of 4 up to 48 but for 28 and 36.
+    From Sylvester's doubling and Paley's construction over primes, which together cover 1, 2 and the
+    multiples of 4 up to 48 but for 28 and 36.
 
     >>> hadamard(2)
     [[1, 1], [1, -1]]
