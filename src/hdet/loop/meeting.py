@@ -62,6 +62,7 @@ class Meeting:
     ) -> None:
         self._caller = context.caller
         self._replicas = context.replicas
+        self._alone = context.replicas.world_size <= context.replicas.local_count
         self._own_gradients = context.own_gradients
         self._diverges = context.diverges
         self._fan_out = fan_out
@@ -157,7 +158,7 @@ class Meeting:
 
     def _compare(self, steps: int, round: int) -> tuple[str, ...]:
         """What the ranks believe, where nothing is averaged."""
-        if self._replicas.world_size <= self._replicas.local_count:
+        if self._alone:
             return ()
         self._replicas.about_to(f"the sync after step {steps}")
         return self._agreement.judge(self._replicas.gather_ranks(self._agreement.row("sync", steps, round)))
