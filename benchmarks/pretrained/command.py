@@ -1,0 +1,70 @@
+"""``python -m benchmarks.pretrained fetch|run|table``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.pool import complete, workers
+from benchmarks.pretrained.plan import Run, planned, run_of
+from benchmarks.pretrained.runs import FOLDER, execute
+from benchmarks.rows import KeptRows, Row
+
+__all__ = ["main"]
+
+_PARTS = ("yields", "autotune", "search", "texts")
+
+
+def main() -> None:
+    """Fetch models and data, run what is missing, or make the tables of what there is."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fetching = commands.add_parser("fetch", help="models and data, with their licences")
+    fetching.add_argument("--reactions", type=Path, help="a clone of rxn4chemistry/rxn_yields")
+    running = commands.add_parser("run", help="what is not in the rows yet")
+    running.add_argument("--parts", default=",".join(_PARTS), help=f"some of {_PARTS}, between commas")
+    running.add_argument("--device", default="cpu")
+    running.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at a time")
+    running.add_argument("--minutes", type=float, default=math.inf, help="after so long none is started")
+    for one in (fetching, running):
+        one.add_argument("--folder", type=Path, default=Path("runs/pretrained"), help="of models and data")
+    running.add_argument("--rows", type=Path, default=Path("runs/pretrained.jsonl"))
+    given = parser.parse_args()
+    if given.command == "fetch":
+        from benchmarks.pretrained.fetch import fetch
+
+        fetch(given.folder, given.reactions, print)
+    else:
+        os.environ[FOLDER] = str(given.folder)
+        _run(given)
+
+
+def _run(given: argparse.Namespace) -> None:
+    done = KeptRows(given.rows, run_of)
+    parts = given.parts.split(",")
+    with workers(given.device, given.processes, print, _prepare) as pool:
+        complete(
+            lambda: planned(done.finished, parts, given.device),
+            done,
+            pool,
+            execute,
+            at_once=given.processes,
+            deadline=time.monotonic() + 60 * given.minutes,
+            say=lambda text: print(text, flush=True),
+            told=_told,
+        )
+
+
+def _prepare(device: str) -> None:
+    """Nothing is kept in a process but what the first run builds."""
+
+
+def _told(row: Row) -> str:
+    run: Run = run_of(row)
+    result: Mapping[str, object] = {name: row.get(name) for name in ("error", "r2", "accuracy", "loss")}
+    known = {name: value for name, value in result.items() if value is not None}
+    return f"{run.task} {run.arm} seed {run.seed} n {run.samples} lora {run.lora} {run.rate}: {known} {row.get('seconds')} s"
