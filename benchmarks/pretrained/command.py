@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.pool import complete, workers
-from benchmarks.pretrained.plan import Run, planned, run_of
+from benchmarks.pretrained.plan import TEXTS, YIELDS, Run, planned, run_of
 from benchmarks.pretrained.runs import FOLDER, execute
 from benchmarks.rows import KeptRows, Row
 
 __all__ = ["main"]
 
-_PARTS = ("yields", "autotune", "search", "texts")
+_PARTS = ("as-it-ran", "yields", "autotune", "search", "texts")
 
 
 def main() -> None:
@@ -27,6 +27,7 @@ def main() -> None:
     fetching.add_argument("--reactions", type=Path, help="a clone of rxn4chemistry/rxn_yields")
     running = commands.add_parser("run", help="what is not in the rows yet")
     running.add_argument("--parts", default=",".join(_PARTS), help=f"some of {_PARTS}, between commas")
+    running.add_argument("--tasks", default=",".join(YIELDS + TEXTS), help="names, between commas")
     running.add_argument("--device", default="cpu")
     running.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at a time")
     running.add_argument("--minutes", type=float, default=math.inf, help="after so long none is started")
@@ -45,10 +46,14 @@ def main() -> None:
 
 def _run(given: argparse.Namespace) -> None:
     done = KeptRows(given.rows, run_of)
-    parts = given.parts.split(",")
+    parts, tasks = given.parts.split(","), given.tasks.split(",")
+
+    def wanted() -> list[Run]:
+        return [run for run in planned(done.finished, parts, given.device) if run.task in tasks]
+
     with workers(given.device, given.processes, print, _prepare) as pool:
         complete(
-            lambda: planned(done.finished, parts, given.device),
+            wanted,
             done,
             pool,
             execute,

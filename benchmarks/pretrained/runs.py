@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 import hdet
 from benchmarks.gradients import average_gradients
 from benchmarks.pretrained.models import add_lora_, load
-from benchmarks.pretrained.plan import YIELDS, Run
+from benchmarks.pretrained.plan import AS_IT_RAN, YIELDS, Run
 from benchmarks.rows import Row, failure
 from hdet.replicas.launch import LocalProcesses
 
@@ -139,7 +139,7 @@ def _execute(rank: int, run: Run) -> Row:
     loader: Any = DataLoader(data.train.tolist(), _BATCH[data.scale is not None], shuffle=True)  # type: ignore[arg-type]
     test = data.test
     probe = None
-    if run.arm in ("autolr", "autotune") or (run.held and not data.scale):
+    if _ARMS[run.arm] in (_autolr, _autotune) or (run.held and not data.scale):
         probe, loader = hdet.Probe.set_aside(loss_of, loader, model=model, seed=run.seed)
     if run.held and not data.scale:
         rest = set(torch.cat(list(loader)).tolist())
@@ -222,7 +222,14 @@ def _autotune(run: Run, model: Any, probe: Any, steps: int) -> Arm:
 _ARMS = {
     **dict.fromkeys(("published", "default", "trial", "tpe 8", "tpe 30", "usual", "sweep", "swept"), _linear),
     **{"prodigy": _prodigy, "autolr": _autolr, "autotune": _autotune},
+    **{f"published{AS_IT_RAN}": _linear, f"autolr{AS_IT_RAN}": _autolr},
 }
+
+
+def _stop_dropping_(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def _endless(loader: Any) -> Iterator[Tensor]:
@@ -236,6 +243,8 @@ def _train(
     """Steps taken, the highest rate, and of every window its end: step, rate, held-out loss, action."""
     highest, course, weights = 0.0, [], _trained(model)
     for taken, rows in zip(range(1, steps + 1), _endless(loader), strict=False):
+        if run.arm.endswith(AS_IT_RAN) and taken == len(loader) + 1:
+            _stop_dropping_(model)
         arm.optimizer.zero_grad()
         loss_of(rows).backward()
         if run.arm == "autotune" and arm.auto.switches and not arm.auto.trains_alone:
@@ -248,7 +257,7 @@ def _train(
         if record is not None:
             (window,) = record.horizon
             course.append([record.step, group["lr"], window.loss_mean, window.action])
-            course[-1] += [value for value in arm.auto.values.values()][:1] if run.arm == "autotune" else []
+            course[-1] += [arm.auto.values["dropout"]] if run.arm == "autotune" else []
         if arm.auto is not None and arm.auto.finished:
             break
     return taken, highest, [[_short(value) for value in window] for window in course]

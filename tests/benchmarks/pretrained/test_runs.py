@@ -53,6 +53,21 @@ def test_replicas_train_on_batches_of_their_own_and_tune_the_dropout() -> None:
     assert 0.05 <= row["values"]["dropout"] <= 0.8
 
 
+def test_as_it_ran_the_dropout_ends_with_the_first_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[float] = []
+    measure = runs._measure
+
+    def watched(model: torch.nn.Module, *given: object) -> object:
+        dropped.extend(layer.p for layer in model.modules() if isinstance(layer, torch.nn.Dropout))
+        return measure(model, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runs, "_measure", watched)
+    for arm, p in (("published", {0.1}), ("published, as it ran", {0.0})):
+        dropped.clear()
+        assert "error" not in execute(replace(YIELD, arm=arm))
+        assert set(dropped) == p
+
+
 def test_a_run_that_is_repeated_ends_the_same() -> None:
     first, second = (execute(TEXT) for _ in range(2))
     assert first["loss"] == second["loss"]
