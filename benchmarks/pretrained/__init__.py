@@ -1,1 +1,1 @@
-"""Pretrained models that others made, on tasks whose rates others published: PROTOCOL.md says what is asked."""
+"""Pretrained models that others made, on tasks whose rates others published: see PROTOCOL.md."""

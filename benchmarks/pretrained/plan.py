@@ -109,7 +109,7 @@ def _yield(task: str, arm: str, split: int, device: str) -> Run:
 
 
 def asked(rows: Mapping[Run, Row], device: str) -> list[Run]:
-    """Optuna's trials so far and the next ones, on the authors' tuning split: a study that is played again."""
+    """Optuna's trials so far and the next ones, on the authors' tuning split: a study played again."""
     told = {run.number: row for run, row in rows.items() if run.arm == "trial" and run.device == device}
     losses = tuple(told[n]["loss"] for n in range(len(told)) if n in told)
     task = YIELDS[0]

@@ -289,7 +289,7 @@ def _measure(model: nn.Module, data: Data, rows: Tensor) -> dict[str, float | No
 
 
 def _shortest_first(data: Data, rows: Tensor) -> Sequence[Tensor]:
-    return rows[data.lengths[rows].argsort()].split(256)
+    return torch.split(rows[data.lengths[rows].argsort()], 256)
 
 
 def _finite(values: dict[str, Tensor]) -> dict[str, float | None]:

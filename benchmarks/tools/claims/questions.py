@@ -23,7 +23,9 @@ QUESTIONS = {
     "data": Question("Does it in fine-tuning, and on few data?", ()),
     "peers": Question("How does it stand beside others that ask for no rate?", ()),
     "optimizers": Question("Does it with other optimizers, and in a long run?", ("excess-optimizers",)),
-    "others": Question("How does it do on problems that others made?", ("lightbench", "deepobs")),
+    "others": Question(
+        "How does it do on problems that others made?", ("lightbench", "deepobs", "pretrained")
+    ),
     "cost": Question(
         "What does it cost?",
         (

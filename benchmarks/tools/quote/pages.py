@@ -19,8 +19,9 @@ _NOTHING = re.compile(r"[\s>]*(?:[-*+]\s+|\d+[.)]\s+)?")
 
 
 def pages(root: Path) -> list[str]:
-    """README.md and the pages of docs/, relative to ``root``."""
-    return ["README.md", *sorted(f"docs/{file.name}" for file in (root / "docs").glob("*.md"))]
+    """README.md and the pages of docs/ and of docs/evidence, relative to ``root``."""
+    found = [file for folder in ("docs", "docs/evidence") for file in (root / folder).glob("*.md")]
+    return ["README.md", *sorted(str(file.relative_to(root)) for file in found)]
 
 
 def fill(text: str, evidence: Path, page: str = "this text") -> str:

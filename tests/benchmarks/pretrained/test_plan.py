@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from benchmarks.pretrained.plan import RATES, TRIALS, Run, asked, planned, run_of
@@ -16,7 +18,8 @@ def test_the_rate_of_the_lowest_held_out_loss_is_trained_on_all_samples() -> Non
     runs = planned({}, ["texts"], "cpu")
     cell = [run for run in runs if (run.task, run.samples, run.lora) == ("news", 1000, True)]
     sweep = [run for run in cell if run.arm == "sweep"]
-    assert [run.rate for run in sweep] == list(RATES) and all(run.held for run in sweep)
+    assert [run.rate for run in sweep] == list(RATES)
+    assert all(run.held for run in sweep)
     swept = [run for run in planned(_rows(sweep, 4), ["texts"], "cpu") if run.arm == "swept"]
     assert [(run.task, run.rate, run.held, run.seed) for run in swept] == [
         ("news", RATES[4], False, seed) for seed in range(3)
@@ -41,11 +44,10 @@ def test_a_study_that_is_played_again_asks_for_the_same() -> None:
         for count in (8, TRIALS)
     )
     assert many.dropout == min(run.dropout for run in rows) <= few.dropout
-    assert all(run.held for run in rows) and not many.held
+    assert all(run.held for run in rows)
+    assert not many.held
 
 
 def test_a_row_tells_its_run() -> None:
     run = Run("suzuki", "published", 3, 1e-4, 0.5, 15)
-    from dataclasses import asdict
-
     assert run_of({**asdict(run), "loss": 0.1}) == run

@@ -49,7 +49,7 @@ def test_every_file_is_quoted_and_says_how_it_was_made() -> None:
     assert files
     for file in files:
         result = json.loads(file.read_text(encoding="utf-8"))
-        made = r"python -m (benchmarks |benchmarks\.zoo\.|benchmarks\.paper |tests\.chaos)"
+        made = r"python -m (benchmarks |benchmarks\.(zoo\.|paper |pretrained )|tests\.chaos)"
         assert re.match(made, result["command"])
         assert "--quick" not in result["command"]
         assert {"torch", "cpu", "cores", "date"} <= result["machine"].keys()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fan_out import command as fan_out
+from benchmarks.pretrained import tables as pretrained
 from benchmarks.replicas import command as replicas
 from benchmarks.reproduce import text as reproduce
 from benchmarks.scale import command as scale
@@ -34,6 +35,7 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "sizes": several.zoo_sizes,
     },
     "deepobs": {"": rates.deepobs},
+    "pretrained": {"": pretrained.markdown},
     "autotune": {"": several.autotune},
     "hyperparameters": {"": several.hyperparameters},
     "delay": {"": several.delay},
@@ -64,6 +66,7 @@ _STATISTIC = {
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
     "deepobs": "means over seeds ± their deviation",
+    "pretrained": "means over splits ± their deviation; differences ± half of the 95 % confidence interval",
     "autolr": "runs take turns, on a CPU step by step, on a GPU in the order A B B A",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds; what follows ± is half of the 95 % confidence interval"),
 }
