@@ -190,13 +190,17 @@ def run(part: str, processes: int | None, minutes: float | None, rows: Path) -> 
             say=lambda text: print(text, flush=True),
             told=str,
         )
-    finished = [done.finished[one] for one in plan if one in done.finished]
+    finished = [
+        done.finished.get(one, {**asdict(one), "rate": None})  # one that raised has found nothing
+        for one in plan
+        if one in done.finished or one in done.failed
+    ]
     return {
         **machine.about("zoo-finders", quick=False, device="cpu"),
         "command": f"python -m benchmarks.zoo.finders --part {part}",
         "part": part,
         "steps": {"hdet.find": _STEPS, "range test": _TESTED, "default": 0},
-        "failed": len(done.failed),
+        "raised": [row["error"] for row in done.failed.values()],
         "finders": six_digits(compare(finished, sweeps)),
     }
 

@@ -19,7 +19,7 @@ class Question:
 
 QUESTIONS = {
     "sweep": Question("Does it find a rate as good as a sweep's?", ("excess", "regret", "regret-cpu")),
-    "zoo": Question("On tasks nobody chose", ("zoo", "zoo-ablation", "zoo-choice")),
+    "zoo": Question("On tasks nobody chose", ("zoo", "zoo-ablation", "zoo-choice", "zoo-finders")),
     "data": Question("Does it in fine-tuning, and on few data?", ()),
     "peers": Question("How does it stand beside others that ask for no rate?", ()),
     "optimizers": Question("Does it with other optimizers, and in a long run?", ("excess-optimizers",)),

@@ -5,6 +5,8 @@ Goals stand in the JSON files, with what was measured and whether they are met: 
 
 from __future__ import annotations
 
+import math
+
 from benchmarks.tools.claims.rules import (
     Judged,
     Place,
@@ -23,6 +25,8 @@ __all__ = [
     "as_good_as_tuned",
     "chooses_as_well_as_any",
     "each_constant_pays",
+    "equals_the_published_setting",
+    "finds_nearer_than_others",
     "near_the_sweep",
     "near_the_sweep_of_the_zoo",
     "near_the_sweep_with_its_choice",
@@ -56,6 +60,30 @@ def near_the_sweep_of_the_zoo(results: Results) -> Judged:
             f"{auto['runs']} runs lost, ahead of the default rate in {chosen['ahead_of_default']}"
         )
         places += [Place("" if k else text, goal["met"]) for k, goal in enumerate(result["goals"].values())]
+    return at_places(places)
+
+
+def finds_nearer_than_others(results: Results) -> Judged:
+    """One place: the median factor to the sweep's rate is the lowest."""
+    factors = {
+        name: math.inf if told["median_factor"] is None else told["median_factor"]
+        for result in results.values()
+        for name, told in result["finders"].items()
+    }
+    text = ", ".join(f"{name} {factor:.1f} ×" for name, factor in factors.items())
+    return at_places([Place(text, min(factors, key=factors.__getitem__) == "hdet.find")])
+
+
+def equals_the_published_setting(results: Results) -> Judged:
+    """A place for each arm without a rate: the interval of the difference in RMSE holds 0, or lies below."""
+    places = []
+    for result in results.values():
+        for task, arms in result["yields"].items():
+            for arm in ("autotune", "autolr, as it ran"):
+                told = arms[arm]
+                difference, half = told["rmse_difference"], told["rmse_half_width"]
+                text = f"{task}, {arm}: RMSE {difference:+.1f} ± {half:.1f} on {len(told['on'])} splits"
+                places.append(Place(text, difference - half <= 0))
     return at_places(places)
 
 

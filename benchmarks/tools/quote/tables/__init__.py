@@ -29,6 +29,7 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "zoo-ablation": {"": rates.zoo_ablation},
     "zoo-cost": {"": rates.zoo_cost},
     "zoo-choice": {"": rates.zoo_choice},
+    "zoo-finders": {"": rates.zoo_finders},
     "zoo-replicas": {
         "": several.zoo_replicas,
         "parts": several.zoo_parts,
@@ -63,6 +64,7 @@ _STATISTIC = {
     "lightbench": "counts",
     **dict.fromkeys(("zoo", "zoo-ablation", "zoo-cost"), "means over seeds"),
     "zoo-choice": "means over runs",
+    "zoo-finders": "one seed",
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
     "deepobs": "means over seeds ± their deviation",

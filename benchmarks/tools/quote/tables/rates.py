@@ -8,7 +8,17 @@ from benchmarks.regret.analysis import grid, misled
 from benchmarks.regret.tables import detail, leading, matrix, unpaired_note
 from benchmarks.tools.quote.tables.grid import markdown
 
-__all__ = ["deepobs", "excess", "lightbench", "regret", "zoo", "zoo_ablation", "zoo_choice", "zoo_cost"]
+__all__ = [
+    "deepobs",
+    "excess",
+    "lightbench",
+    "regret",
+    "zoo",
+    "zoo_ablation",
+    "zoo_choice",
+    "zoo_cost",
+    "zoo_finders",
+]
 
 
 def regret(result: dict[str, Any]) -> str:
@@ -189,6 +199,40 @@ def zoo_cost(result: dict[str, Any]) -> str:
         "standard error over families. *Above*, *below*: runs beyond the interval of 95 % that three "
         "committed seeds of AutoLR give a fourth. By chance that is one in twenty, if nothing but the seed "
         "were another; the first has those seeds."
+    )
+    return f"{markdown(headings, rows)}\n\n{note}"
+
+
+def zoo_finders(result: dict[str, Any]) -> str:
+    """How far off a rate found before training is."""
+    headings = [
+        "rate by",
+        "off by, median",
+        "nine in ten within",
+        "within 3.2 ×",
+        "10 ×",
+        "nothing found",
+        "above",
+    ]
+
+    def factor(value: float | None) -> str:
+        return "∞" if value is None else f"{value:.1f} ×"
+
+    rows = [
+        [
+            name,
+            factor(told["median_factor"]),
+            factor(told["nine_in_ten"]),
+            f"{told['within_3.2']} of {told['cells']}",
+            f"{told['within_10']}",
+            f"{told['nothing_found']}",
+            f"{100 * told['mean_above']:.0f}",
+        ]
+        for name, told in result["finders"].items()
+    ]
+    note = (
+        "Factor between the rate and the best of the cell's sweep. *Above*: what the sweep's rate next to it "
+        "ends above the best, in %, mean over cells of which none counts for more than 100 %."
     )
     return f"{markdown(headings, rows)}\n\n{note}"
 

@@ -64,6 +64,21 @@ def goals_met(*met: bool) -> dict[str, Any]:
     return {"goals": {f"goal {k}": {"measured": 1.0, "met": one} for k, one in enumerate(met)}}
 
 
+def published(autotune: tuple[float, float], autolr: tuple[float, float]) -> Any:
+    """The difference of each arm to the published setting, and half of its interval."""
+    arms = {"autotune": autotune, "autolr, as it ran": autolr}
+    told = {
+        arm: {"rmse_difference": difference, "rmse_half_width": half, "on": [0, 1, 2]}
+        for arm, (difference, half) in arms.items()
+    }
+    return {"yields": {"suzuki": told}}
+
+
+def finders(ours: float | None, other: float | None) -> Any:
+    """The median factor of each finder."""
+    return {"finders": {"hdet.find": {"median_factor": ours}, "range test": {"median_factor": other}}}
+
+
 def ablation(*pays: bool) -> dict[str, Any]:
     """Changes of a constant, beside the rule as it is."""
     changes = {f"pull {k}": {"pays": one} for k, one in enumerate(pays)}
@@ -171,6 +186,17 @@ CASES: dict[Any, list[tuple[Any, Verdict]]] = {
         ([zoo(True, True)], HOLDS),
         ([zoo(True, False)], PARTLY),
         ([zoo(False, False)], NOT_HERE),
+    ],
+    judges.rates.equals_the_published_setting: [
+        ([published((2.0, 3.0), (-1.0, 0.5))], HOLDS),
+        ([published((2.0, 3.0), (9.0, 0.5))], PARTLY),
+        ([published((3.5, 3.0), (9.0, 0.5))], NOT_HERE),
+    ],
+    judges.rates.finds_nearer_than_others: [
+        ([finders(2.0, 5.0)], HOLDS),
+        ([finders(2.0, None)], HOLDS),
+        ([finders(6.0, 5.0)], NOT_HERE),
+        ([finders(None, 5.0)], NOT_HERE),
     ],
     judges.rates.each_constant_pays: [
         ([ablation(True, True)], HOLDS),
