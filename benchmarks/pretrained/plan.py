@@ -12,23 +12,34 @@ from typing import Any
 from benchmarks.rows import Row
 
 __all__ = [
-    *(
-        "AS_IT_RAN",
-        "EPOCHS",
-        "PUBLISHED",
-        "RATES",
-        "SIZES",
-        "SPLITS",
-        "TEXTS",
-        "TRIALS",
-        "YIELDS",
-        "Run",
-        "asked",
-    ),
-    *("chosen", "planned", "run_of"),
+    "AS_IT_RAN",
+    "EPOCHS",
+    "PUBLISHED",
+    "RATES",
+    "RECIPE",
+    "SIZES",
+    "SPLITS",
+    "TEXTS",
+    "TRIALS",
+    "YIELDS",
+    "Run",
+    "asked",
+    "chosen",
+    "planned",
+    "run_of",
 ]
 
 YIELDS, TEXTS = ("buchwald-hartwig", "suzuki"), ("questions", "news", "pros-cons")
+#: What all runs have in common; a Run has the rest.
+RECIPE = {
+    "optimizer": "torch.optim.AdamW without decay, else its defaults; Prodigy: lr 1, safeguard_warmup",
+    "schedule": "linear to zero; Prodigy: cosine to zero; AutoLR and AutoTune: their own, wsd",
+    "clipped at norm": 1.0,
+    "batch": {"yields": 16, "texts": 32},
+    "precision": "bfloat16 autocast, weights in float32; measured in float32 with tf32 products",
+    "probe": "hdet.Probe.set_aside with its defaults",
+    "AutoTune": "4 processes, gradients='switch', dropout of hidden layers within 0.05 … 0.8",
+}
 #: What the authors trained these tasks with, model_args.json of their models: rate, dropout, epochs.
 PUBLISHED = {"buchwald-hartwig": (9.659e-5, 0.7987), "suzuki": (9.116e-5, 0.7542)}
 EPOCHS = {"buchwald-hartwig": 10, "suzuki": 15}

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.pretrained.plan import AS_IT_RAN, YIELDS, Run, planned
+from benchmarks.pretrained.plan import AS_IT_RAN, RECIPE, YIELDS, Run, planned
 from benchmarks.regret.analysis import interval
 from benchmarks.rows import Row, six_digits
 
@@ -31,6 +31,7 @@ def analyse(rows: Mapping[Run, Row]) -> dict[str, Any]:
     device = next(iter(rows)).device
     plans = {part: planned(rows, [part], device) for part in _PARTS}
     return {
+        "settings": RECIPE,
         "yields": {
             task: {arm: _told(by_seed, of_task.get(_PUBLISHED, {})) for arm, by_seed in of_task.items()}
             for task, of_task in arms.items()
