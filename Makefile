@@ -30,7 +30,7 @@ test-all: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test-integrations: $(READY_INTEGRATIONS)
-	OMP_NUM_THREADS=1 $(VENV_INTEGRATIONS)/bin/python -m pytest -rs tests/integrations
+	OMP_NUM_THREADS=1 $(VENV_INTEGRATIONS)/bin/python -m pytest -rs tests/integrations tests/benchmarks/pretrained
 
 # The site, in docs/_build/html: it needs no network. A link or an anchor that leads nowhere is an error.
 docs: $(READY_DOCS)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pretrained import tables as pretrained
 from benchmarks.tools.quote.files import read
 from benchmarks.tools.quote.tables import brief, cost, faults, paper, rates, several, windows
 from benchmarks.tools.quote.tables.grid import machine_of
@@ -17,11 +18,13 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "autolr": {"": cost.autolr},
     "regret": {"brief": brief.brief},
     "zoo": {"": rates.zoo},
+    "zoo-finders": {"": rates.zoo_finders},
     "zoo-replicas": {
         "": several.zoo_replicas,
         "parts": several.zoo_parts,
         "sizes": several.zoo_sizes,
     },
+    "pretrained": {"": pretrained.markdown},
     "autotune": {"": several.autotune},
     "chaos": {"": faults.chaos},
     "decisions": {"": windows.text, "digits": windows.digits},
@@ -32,6 +35,8 @@ _STATISTIC = {
     "chaos": "counts",
     "decisions": "one run of each",
     "zoo": "means over seeds",
+    "zoo-finders": "one seed",
+    "pretrained": "means over splits ± their deviation; differences ± half of the 95 % confidence interval",
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
     "autolr": "runs take turns, on a CPU step by step, on a GPU in the order A B B A",

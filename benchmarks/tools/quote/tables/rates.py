@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.tools.quote.tables.grid import markdown
 
-__all__ = ["zoo"]
+__all__ = ["zoo", "zoo_finders"]
 
 
 #: Methods of the zoo, in the order of its table.
@@ -47,5 +47,39 @@ def zoo(result: dict[str, Any]) -> str:
         "*To 100 % at most*: the mean where no cell counts for more than 100 %. *Lost*: runs that end 25 % "
         "above the sweep or within a tenth of where they began. *Ahead of default*: in how many cells. "
         "AutoLR and the default rate have three seeds, the others one and OneCycle."
+    )
+    return f"{markdown(headings, rows)}\n\n{note}"
+
+
+def zoo_finders(result: dict[str, Any]) -> str:
+    """How far off a rate found before training is."""
+    headings = [
+        "rate by",
+        "off by, median",
+        "nine in ten within",
+        "within 3.2 ×",
+        "10 ×",
+        "nothing found",
+        "above",
+    ]
+
+    def factor(value: float | None) -> str:
+        return "∞" if value is None else f"{value:.1f} ×"
+
+    rows = [
+        [
+            name,
+            factor(told["median_factor"]),
+            factor(told["nine_in_ten"]),
+            f"{told['within_3.2']} of {told['cells']}",
+            f"{told['within_10']}",
+            f"{told['nothing_found']}",
+            f"{100 * told['mean_above']:.0f}",
+        ]
+        for name, told in result["finders"].items()
+    ]
+    note = (
+        "Factor between the rate and the best of the cell's sweep. *Above*: what the sweep's rate next to it "
+        "ends above the best, in %, mean over cells of which none counts for more than 100 %."
     )
     return f"{markdown(headings, rows)}\n\n{note}"

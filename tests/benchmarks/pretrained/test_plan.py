@@ -1,0 +1,53 @@
+"""What is run next, once some of it has been."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from benchmarks.pretrained.plan import RATES, TRIALS, Run, asked, planned, run_of
+from benchmarks.rows import Row
+
+
+def _rows(runs: list[Run], best: int) -> dict[Run, Row]:
+    return {run: {"loss": float(abs(number - best))} for number, run in enumerate(runs)}
+
+
+def test_the_rate_of_the_lowest_held_out_loss_is_trained_on_all_samples() -> None:
+    runs = planned({}, ["texts"], "cpu")
+    cell = [run for run in runs if (run.task, run.samples, run.lora) == ("news", 1000, True)]
+    sweep = [run for run in cell if run.arm == "sweep"]
+    assert [run.rate for run in sweep] == list(RATES)
+    assert all(run.held for run in sweep)
+    swept = [run for run in planned(_rows(sweep, 4), ["texts"], "cpu") if run.arm == "swept"]
+    assert [(run.task, run.rate, run.held, run.seed) for run in swept] == [
+        ("news", RATES[4], False, seed) for seed in range(3)
+    ]
+
+
+def test_what_has_diverged_is_not_chosen() -> None:
+    sweep = [run for run in planned({}, ["texts"], "cpu") if run.arm == "sweep"][: len(RATES)]
+    rows = _rows(sweep, 0) | {sweep[0]: {"loss": None}}
+    assert next(run for run in planned(rows, ["texts"], "cpu") if run.arm == "swept").rate == RATES[1]
+
+
+def test_a_study_that_is_played_again_asks_for_the_same() -> None:
+    pytest.importorskip("optuna")
+    rows: dict[Run, Row] = {}
+    while len(trials := asked(rows, "cpu")) < TRIALS or len(rows) < TRIALS:
+        assert trials[: len(rows)] == list(rows)
+        new = [run for run in trials if run not in rows]
+        rows |= {run: {"loss": run.dropout} for run in new}
+    few, many = (
+        next(run for run in planned(rows, ["search"], "cpu") if run.arm == f"tpe {count}")
+        for count in (8, TRIALS)
+    )
+    assert many.dropout == min(run.dropout for run in rows) <= few.dropout
+    assert all(run.held for run in rows)
+    assert not many.held
+
+
+def test_a_row_tells_its_run() -> None:
+    run = Run("suzuki", "published", 3, 1e-4, 0.5, 15)
+    assert run_of({**asdict(run), "loss": 0.1}) == run
