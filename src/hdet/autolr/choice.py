@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 __all__ = ["Candidate", "Choice", "mean_of", "regrouped", "standard_error"]
@@ -27,7 +28,7 @@ _ERROR, _SHARE = 1.001, 0.02
 Kind = Literal["start", "mean", "iterate", "end"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
     """Weights that could be returned.
 
@@ -45,12 +46,12 @@ class Candidate:
     decides: bool = True
     scores: tuple[float, ...] = ()
 
-    @property
+    @cached_property
     def costs(self) -> tuple[float, ...]:
         """What candidates are compared by, batch by batch; lower is better."""
         return tuple(-score for score in self.scores) or self.losses
 
-    @property
+    @cached_property
     def cost(self) -> float:
         """The mean of that; infinite where one is not finite."""
         mean = mean_of(self.costs)

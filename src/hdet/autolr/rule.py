@@ -178,7 +178,7 @@ class HorizonController:
     ...               previous=[2.0], mean=[1.9], end=[1.92])
     >>> decision = controller.update(state, seen)
     >>> decision.action, round(decision.lag, 2), round(decision.tolerated, 1)
-    ('up', 0.2, 8.0)
+    ('up', 0.2, 6.0)
     """
 
     tolerance: float = 3.0

@@ -46,7 +46,8 @@ def metrics(records: list[SyncRecord]) -> list[float]:
 
 def test_the_metric_chooses_and_the_loss_moves_the_rate() -> None:
     events: list[hdet.loop.announce.Event] = []
-    by_loss, chosen = Chosen(None).run(200), Chosen(on_event=events.append).run(200)
+    by_loss = Chosen(None, patience=None).run(200)  # returns to the best weights follow what chooses
+    chosen = Chosen(patience=None, on_event=events.append).run(200)
     assert chosen.lrs == by_loss.lrs
     assert not metrics(by_loss.records)
     assert '"metric"' not in by_loss.records[0].to_json()
@@ -159,5 +160,5 @@ def test_a_metric_of_which_lower_is_better_is_told(caplog: pytest.LogCaptureFixt
         r"finish_: choose_by has never been higher than at the first weights .* of step 0, ", *said
     )
     caplog.clear()
-    Chosen().run(200).auto.finish_()
+    Chosen(patience=None).run(200).auto.finish_()
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
