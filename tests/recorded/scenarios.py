@@ -376,14 +376,14 @@ def auto_lr_restart(rank: int, steps: int) -> Run:
 def auto_lr_behind(rank: int, steps: int) -> Run:
     model = net()
     run = auto_lr(rank, model, SGD(model.parameters(), momentum=0.9), steps)
-    run.batches = 4
+    run.batches = 3
     return run
 
 
 def auto_lr_open_ended(rank: int, steps: int) -> Run:
     model = net()
     run = auto_lr(rank, model, SGD(model.parameters(), momentum=0.9), None, patience=1)
-    run.batches = 3
+    run.batches = 2
     return run
 
 
@@ -496,13 +496,13 @@ SCENARIOS = {
     "auto_lr_adamw": Scenario(auto_lr_adamw, 1, 300, 130),
     "auto_lr_rollback": Scenario(auto_lr_rollback, 1, 200, 90, rolled_back),
     "auto_lr_restart": Scenario(auto_lr_restart, 1, 2000, 480, went_back_to_the_best_and_the_beginning),
-    "auto_lr_behind": Scenario(auto_lr_behind, 1, 600, 160, went_back_once),
+    "auto_lr_behind": Scenario(auto_lr_behind, 1, 900, 160, went_back_once),
     "auto_lr_open_ended": Scenario(auto_lr_open_ended, 1, 900, 400, gave_up),
     "auto_lr_two_ranks": Scenario(auto_lr_two_ranks, 2, 160, 75),
     "auto_lr_two_optimizers": Scenario(auto_lr_two_optimizers, 1, 200, 90),
     "auto_lr_cosine": Scenario(auto_lr_cosine, 1, 200, 90),
-    "auto_tune": Scenario(auto_tune, 4, 200, 90, moved_all),
-    "auto_tune_alone": Scenario(auto_tune, 1, 2000, 200, moved_all),
+    "auto_tune": Scenario(auto_tune, 4, 400, 90, moved_all),
+    "auto_tune_alone": Scenario(auto_tune, 1, 4000, 200, moved_all),
     "best_mean": Scenario(best_mean, 1, 200, 90),
     "guard": Scenario(guard, 1, 400, 200, was_guarded),
     "guard_by_training_losses": Scenario(guard_by_training_losses, 1, 400, 200, was_guarded),

@@ -28,7 +28,7 @@ __all__ = ["FORMAT", "Own", "Owner", "Piece", "check_fits", "checksum", "digest"
 logger = logging.getLogger("hdet")
 
 #: The format of states. hdet 0.3.0 was the first to write it, and later versions read it.
-FORMAT = 4
+FORMAT = 5
 
 _TENSOR, _MAY_MISS = "hdet: tensor", "hdet: may miss"
 _ABSENT = object()

@@ -324,7 +324,7 @@ def test_two_words_that_changed_places_are_found(i: int, j: int, size: int, a: f
 
 def test_states_of_0_3_0_are_read() -> None:
     """Other sums, of small tensors or of those of more than 8 MB, would call all of them damaged."""
-    assert FORMAT == 4
+    assert FORMAT == 5
     assert checksum(torch.ones(3)) == ["torch.float32", [3], "f08d0d4c7e2d11816a828c578009fb77"]
     assert checksum(torch.arange((1 << 20) + 3))[2] == "82411b3d151681c8a386d26add0a9aef"
 
