@@ -75,8 +75,9 @@ def test_replay() -> None:
         assert float(line.split()[-1]) < 2 * float(searched.split()[-1]), "and it began at 0.3"
 
 
-def test_published() -> None:
-    lines = [line.split() for line in run("published.py", ranks=2) if line.startswith("step")]
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_published(ranks: int) -> None:
+    lines = [line.split() for line in run("published.py", ranks) if line.startswith("step")]
     assert [int(line[1]) for line in lines] == list(range(20, 201, 20))
     assert float(lines[-1][3]) < 0.7 * float(lines[0][3])
     assert float(lines[-2][-1]) == pytest.approx(0.2 * 1e-2, rel=0.02), "Eq. 8: a fifth of the peak"
