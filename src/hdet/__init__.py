@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hdet.tuning.auto_tune import AutoTune
     from hdet.tuning.ensemble import Ensemble
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 #: Where each public name lives; the imports above tell type checkers the same.
 _HOMES = {
