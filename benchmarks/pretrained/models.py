@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-__all__ = ["LoRA", "add_lora_", "load"]
+from benchmarks.workloads.tuned import LowRank
 
-_RANK, _SCALE = 8, 2.0
+__all__ = ["add_lora_", "load"]
+
+#: α over the rank, which is 8.
+_SCALE = 2.0
 
 
 def load(path: Path, labels: int, dropout: float) -> nn.Module:
@@ -27,25 +30,11 @@ def load(path: Path, labels: int, dropout: float) -> nn.Module:
     return model
 
 
-class LoRA(nn.Module):
-    """A frozen linear layer and a product of two thin matrices beside it, the second of which begins at 0."""
-
-    def __init__(self, frozen: nn.Linear) -> None:
-        super().__init__()
-        self.frozen = frozen
-        self.down = nn.Linear(frozen.in_features, _RANK, bias=False)
-        self.up = nn.Linear(_RANK, frozen.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The layer's output and the product's."""
-        out: Tensor = self.frozen(x) + _SCALE * self.up(self.down(x))
-        return out
-
-
 def add_lora_(model: Any) -> None:
     """On query and value of every layer, rank 8, α = 16; beside them the head alone is trained."""
     model.bert.requires_grad_(False)
     for layer in model.bert.encoder.layer:
         attention = layer.attention.self
-        attention.query, attention.value = LoRA(attention.query), LoRA(attention.value)
+        attention.query, attention.value = (
+            LowRank(linear, _SCALE) for linear in (attention.query, attention.value)
+        )

@@ -34,17 +34,18 @@ _STEPS, _LR, _SEED = {"cpu": 800, "gpu": 1500}, 1e-2, 0
 
 
 class LowRank(nn.Module):
-    """A frozen layer, and two narrow ones beside it, the second of which begins at zero."""
+    """A frozen layer, and two narrow ones beside it, the second of which begins at zero; LoRA."""
 
-    def __init__(self, frozen: nn.Linear) -> None:
+    def __init__(self, frozen: nn.Linear, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.frozen = frozen
         self.down = nn.Linear(frozen.in_features, _RANK, bias=False)
         self.up = nn.Linear(_RANK, frozen.out_features, bias=False)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        changed: Tensor = self.frozen(x) + self.up(self.down(x))
+        changed: Tensor = self.frozen(x) + self.scale * self.up(self.down(x))
         return changed
 
 
