@@ -2,7 +2,7 @@
 Run: python examples/auto_tune.py
 
 Few samples, and a fifth of the labels wrong: without regularisation the model learns the mistakes by heart.
-No learning rate, no dropout, no decay and no number of steps is given.
+No learning rate, no dropout and no decay is given.
 """
 
 import torch
@@ -32,6 +32,7 @@ compute = replicas.capture(loss_of)  # losses and gradients of all; a GPU replay
 tune = hdet.AutoTune(
     replicas.optimizer,  # explores weight decay, dropout and label smoothing: what it finds
     probe=hdet.Probe(compute, held_out.split(128), model=model),
+    total_steps=1500,
 )
 while not tune.finished:
     rows = train[torch.randint(len(train), (8 * 32,))]  # 32 samples for each replica

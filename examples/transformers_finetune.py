@@ -56,7 +56,7 @@ def main() -> None:
     model = LlamaForCausalLM(config)
     with tempfile.TemporaryDirectory() as folder:
         for name, stride in (("forwards", 1), ("backwards", -1)):
-            trainer = train(model, stride, steps=80, folder=folder)
+            trainer = train(model, stride, steps=120, folder=folder)
             loss = trainer.evaluate()["eval_loss"]
             if trainer.is_world_process_zero():
                 print(f"{name}: loss {loss:.4f}, the best weights are of step {trainer.auto.best.step}")

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import hdet
 
-EPOCHS = 40
+EPOCHS = 60
 
 cuda = torch.cuda.is_available()
 if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:  # one machine

@@ -29,7 +29,7 @@ from hdet.tuning.regression import RegressionController
 from tests.distributed import classifier
 from tests.standing import standing
 
-STEPS, RANKS = 240, 4
+STEPS, RANKS = 400, 4
 
 
 class Run:
@@ -268,9 +268,9 @@ def in_arms(rank: int) -> tuple[list[str], Tensor, list[tuple[float, ...]]]:
     net = arms.wrap(model, broadcast_buffers=False)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.1)
     probe = classifier.probe_of(net, criterion, rank)
-    tune = hdet.AutoTune(optimizer, [hdet.Dropout(net)], probe=probe, total_steps=120, gradients=arms)
+    tune = hdet.AutoTune(optimizer, [hdet.Dropout(net)], probe=probe, total_steps=300, gradients=arms)
     records = []
-    for step in range(120):
+    for step in range(300):
         classifier.advance(net, criterion, optimizer, rank, step)
         if record := tune.step():
             records.append(replace(record, milliseconds=0.0))

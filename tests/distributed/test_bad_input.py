@@ -35,29 +35,6 @@ def construct(rank: int, cases: list[list[dict[str, Any]]]) -> Answers:
     ]
 
 
-def tune_inside(rank: int) -> Answers:
-    """The probe has the module, of which DDP shares the gradients."""
-    wrapped, optimizer = tasks.build("sgd")
-
-    def tune(model: nn.Module, **options: Any) -> Any:
-        probe = hdet.Probe(lambda batch: wrapped(batch).mean(), [torch.ones(2, 4)] * 8, model=model)
-        return hdet.AutoTune(optimizer, [], probe=probe, total_steps=40, **options)
-
-    return [
-        message_of(lambda: tune(wrapped.module)),
-        message_of(lambda: tune(wrapped)),
-        message_of(lambda: tune(wrapped.module, gradients="none")),
-    ]
-
-
-def test_a_probe_of_the_module_in_ddp(ranks: LocalProcesses) -> None:
-    for (kind, message, _), *well in ranks.run(tune_inside, size=2):
-        assert kind == "ValueError", message
-        assert "must be the one in DistributedDataParallel" in message
-        assert "got the Regression inside of it" in message
-        assert [answer[:2] for answer in well] == [("", "no error")] * 2
-
-
 DISAGREE: list[tuple[list[dict[str, Any]], str, list[str]]] = [
     ([{"rank": 0, "world_size": 2}] * 2, "RuntimeError", ["rank", "the group's", "0 of 2"]),
     ([{"world_size": 3}] * 2, "ValueError", ["world_size=2", "world_size=3", "Leave them out"]),

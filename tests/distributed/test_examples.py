@@ -113,7 +113,7 @@ def test_stacked() -> None:
 def test_auto_tune() -> None:
     *rounds, last = run("auto_tune.py")
     assert {"lr/0", "weight_decay", "dropout", "label_smoothing"} <= set(rounds[-1].split())
-    # At AdamW's defaults the same loop, without an end, learns the wrong labels by heart.
+    # At AdamW's defaults the same loop learns the wrong labels by heart.
     assert float(last.split()[-1]) < 1.3
 
 

@@ -360,6 +360,10 @@ class WeightPath:
         self._first_sizes = [known.get(id(p), now) for p, now in sizes]
         #: Which of the weights each optimizer trains.
         self.spans = [slice(*ends) for ends in pairwise(accumulate(map(len, trained), initial=0))]
+        own = zip(self._parameters, self._shares, strict=True)
+        roots = self._replicas.replica_norms([math.sqrt(s * local(p).numel()) for p, s in own])
+        #: The norm that each optimizer's weights, scaled, began with: √ of how many values they have.
+        self._least = [math.hypot(*roots[span]) for span in self.spans]
         self._set_scales()
         self.restart()
         return True
@@ -398,13 +402,11 @@ class WeightPath:
     def _set_scales(self) -> None:
         """Every tensor counts by how many values it has and how far they move relative to their size."""
         self._scales = [
-            1 / sizes[0] if len(sizes) == 1 else _by_column(self._replicas.parts_of(parameter), sizes)
+            1 / sizes[0]
+            if len(sizes) == 1
+            else _by_column(local(parameter), self._replicas.parts_of(parameter), sizes)
             for parameter, sizes in zip(self._parameters, self._first_sizes, strict=True)
         ]
-        own = zip(self._parameters, self._shares, strict=True)
-        roots = self._replicas.replica_norms([math.sqrt(s * local(p).numel()) for p, s in own])
-        #: The norm that each optimizer's weights, scaled, began with: √ of how many values they have.
-        self._least = [math.hypot(*roots[span]) for span in self.spans]
 
     @property
     def _in_parts(self) -> bool:
@@ -512,11 +514,13 @@ def _usual_size(parameter: Tensor) -> float:
     return 1 / math.sqrt(rows) if rows else _USUAL_SIZE
 
 
-def _by_column(parts: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
-    """The scale of every column of a matrix that has these parts side by side."""
-    return torch.cat(
-        [part.new_full((part.numel(),), 1 / size) for part, size in zip(parts, sizes, strict=True)]
-    )
+def _by_column(tensor: Tensor, parts: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
+    """The scale of every column of a tensor that these parts lie in, side by side."""
+    scale, base = tensor.new_ones(tensor.shape[-1]), tensor.storage_offset()
+    for part, size in zip(parts, sizes, strict=True):
+        start = local(part).storage_offset() - base
+        scale[start : start + part.numel()] = 1 / size
+    return scale
 
 
 # ---------------------------------------------------------------------- sketches

@@ -86,6 +86,14 @@ class ShardedReplicas(Replicas):
     def replica_sum(self, tensor: Tensor) -> Tensor:
         return self._within.sum_of(tensor)
 
+    def parts_of(self, parameter: Tensor) -> list[Tensor]:
+        # Of FullyShardedDataParallel's flat parameter, torch 2.6 to 2.13; the others have no such thing.
+        within = getattr(parameter, "_shard_param_infos", None)
+        if within is None or parameter.dim() != 1:
+            return [parameter]
+        spans = [(info.offset_in_shard or 0, info.numel_in_shard or 0) for info in within]
+        return [parameter.detach()[start : start + count] for start, count in spans]
+
     def agree(self, caller: str, facts: Mapping[str, str]) -> None:
         agree_among(caller, facts, self._all_gather)
 

@@ -6,7 +6,6 @@ regression moves everything else by what replicas that differ in it come to.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -202,20 +201,4 @@ def _gradients_of(model: nn.Module | None, replicas: Replicas) -> Gradients:
         return replicas.gradients
     if replicas.size == 1:
         return "all"
-    if ddps(model):
-        return "switch"
-    check_together("AutoTune", replicas, lambda: _check_outside(model), {})
-    return "none"
-
-
-def _check_outside(model: nn.Module | None) -> None:
-    """Raise ValueError for a model that is in a DDP of which nobody was told: no replica would differ."""
-    ddp = nn.parallel.DistributedDataParallel
-    for other in gc.get_objects():
-        if issubclass(type(other), ddp) and ddps(other) and any(part is model for part in other.modules()):
-            raise ValueError(
-                "AutoTune: the probe's model must be the one in DistributedDataParallel, whose gradients are "
-                f"shared, got the {type(model).__name__} inside of it, of which each process would seem to "
-                "train on gradients of its own; make the probe with the wrapped model, hdet.Probe(loss_fn, "
-                "batches, model=wrapped), or say gradients='none' if backward runs without it"
-            )
+    return "switch" if ddps(model) else "none"

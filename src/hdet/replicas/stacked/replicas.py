@@ -330,8 +330,7 @@ class StackedReplicas(Replicas):
         return converge
 
     def parts_of(self, parameter: Tensor) -> list[Tensor]:
-        own = [one for one in self._parameters if one.matrix is parameter]
-        return [one.rows[0] for one in sorted(own, key=lambda one: one.columns.start)]
+        return [one.rows[0] for one in self._parameters if one.matrix is parameter]
 
     def rows_of(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.unbind(0))
