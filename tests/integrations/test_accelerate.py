@@ -347,10 +347,7 @@ def wrong(rank: int, size: int, folder: Path, how: str) -> str:
     [
         ("another scheduler", "must be an AutoLR, AutoTune, OneCycleAutoLR or Ensemble, got ConstantLR"),
         ("a door", "optimizer must be an optimizer, got OneCycleAutoLR, which is built here since 0.3.0"),
-        (
-            "a door by name",
-            "door= was removed in 0.3.0: give the optimizer, and a door of your own as method=",
-        ),
+        ("a door by name", "unexpected keyword argument 'door'"),
         ("no probe", "probe goes with what takes it, as 'autolr' and 'autotune' do, got method='autolr'"),
         ("deepspeed", "DEEPSPEED steps flat partitions"),
         ("alone", "must know all 2 processes"),
