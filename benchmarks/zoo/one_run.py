@@ -109,7 +109,7 @@ def draw(shown: Sequence[Panel]) -> str:
         _said(
             middle,
             _HEIGHT - 28,
-            "across: learning rate (AdamW)   up: test loss above the tuned sweep's",
+            "across: learning rate (AdamW) · up: test loss above the tuned sweep's",
             "middle",
         )
     )
