@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.pretrained import tables as pretrained
 from benchmarks.tools.quote.files import read
-from benchmarks.tools.quote.tables import brief, cost, faults, paper, rates, several, windows
+from benchmarks.tools.quote.tables import brief, cost, faults, paper, rates, several
 from benchmarks.tools.quote.tables.grid import machine_of
 
 __all__ = ["PARTS", "made_by", "quoted", "source"]
@@ -27,13 +27,11 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "pretrained": {"": pretrained.markdown},
     "autotune": {"": several.autotune},
     "chaos": {"": faults.chaos},
-    "decisions": {"": windows.text, "digits": windows.digits},
     "paper": {"edge": paper.edge, "large": paper.large},
 }
 _OVER_SEEDS = ("regret", "paper")
 _STATISTIC = {
     "chaos": "counts",
-    "decisions": "one run of each",
     "zoo": "means over seeds",
     "zoo-finders": "one seed",
     "pretrained": "means over splits ± their deviation; differences ± half of the 95 % confidence interval",
