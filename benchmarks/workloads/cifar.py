@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -32,14 +33,14 @@ _FILE = "cifar10_24k.npz"
 _PATIENCE = 300.0
 
 
-def decoded(folder: str | Path | None = None, pixels: int = PIXELS) -> dict[str, Tensor]:
+def decoded(folder: str | Path | None = None, pixels: int = PIXELS, name: str = _FILE) -> dict[str, Tensor]:
     """``{train,test}_image``, uint8 of shape (images, pixels, pixels, 3), and ``_label``.
 
-    From ``cifar10_24k.npz``, sought where :func:`.base.data_file` says. Smaller images are means over
+    From the file of that name, sought where :func:`.base.data_file` says. Smaller images are means over
     squares. The result is :func:`kept` under the size of the file, since decoding takes seconds and a
     benchmark starts many processes.
     """
-    path = data_file(_FILE, folder)
+    path = data_file(name, folder)
     return kept(f"{path.stem}_{path.stat().st_size}_{pixels}px", lambda: _decode(path, pixels))
 
 
@@ -123,24 +124,35 @@ def _write(cache: Path, tensors: Mapping[str, Tensor]) -> None:
 def _decode(path: Path, pixels: int) -> dict[str, Tensor]:
     import numpy as np
 
-    try:
-        pillow: Any = import_module("PIL.Image")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "benchmarks.workloads.cifar needs Pillow, which decodes the images: pip install pillow"
-        ) from error
+    image_of = _decoder()
     parts: dict[str, Tensor] = {}
     with np.load(path, allow_pickle=False) as file:
         for part in ("train", "test"):
             jpeg, offset = file[f"{part}_jpeg"].tobytes(), file[f"{part}_offset"].tolist()
-            images = np.stack(
-                [
-                    np.asarray(pillow.open(io.BytesIO(jpeg[start:end])).convert("RGB"))
-                    for start, end in pairwise(offset)
-                ]
-            )
+            images = np.stack([image_of(jpeg[start:end]) for start, end in pairwise(offset)])
             square = PIXELS // pixels
             grouped = torch.from_numpy(images).view(-1, pixels, square, pixels, square, 3)
             parts[f"{part}_image"] = grouped.float().mean((2, 4)).round().to(torch.uint8)
             parts[f"{part}_label"] = torch.from_numpy(file[f"{part}_label"]).long()
     return parts
+
+
+def _decoder() -> Callable[[bytes], Any]:
+    """From a JPEG file to (row, column, channel), by Pillow or else torchvision."""
+    import numpy as np
+
+    with suppress(ImportError):
+        pillow: Any = import_module("PIL.Image")
+        return lambda jpeg: np.asarray(pillow.open(io.BytesIO(jpeg)).convert("RGB"))
+    try:
+        vision: Any = import_module("torchvision.io")
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "benchmarks.workloads.cifar needs Pillow or torchvision to decode the images: pip install pillow"
+        ) from error
+
+    def image_of(jpeg: bytes) -> Any:
+        file = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
+        return vision.decode_jpeg(file, vision.ImageReadMode.RGB).permute(1, 2, 0).numpy()
+
+    return image_of
