@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pretrained import tables as pretrained
+from benchmarks.speedrun import tables as speedrun
 from benchmarks.tools.quote.files import read
 from benchmarks.tools.quote.tables import brief, cost, faults, paper, rates, several
 from benchmarks.tools.quote.tables.grid import machine_of
@@ -25,6 +26,7 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "sizes": several.zoo_sizes,
     },
     "pretrained": {"": pretrained.markdown},
+    "speedrun": {"": speedrun.markdown},
     "autotune": {"": several.autotune},
     "chaos": {"": faults.chaos},
     "paper": {"edge": paper.edge, "large": paper.large},
@@ -35,6 +37,8 @@ _STATISTIC = {
     "zoo": "means over seeds",
     "zoo-finders": "one seed",
     "pretrained": "means over splits ± their deviation; differences ± half of the 95 % confidence interval",
+    "speedrun": "means over seeds ± their deviation, accuracies in per cent; differences ± half of the 95 % "
+    "confidence interval, with a two-sided z-test",
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
     "autolr": "runs take turns, on a CPU step by step, on a GPU in the order A B B A",
