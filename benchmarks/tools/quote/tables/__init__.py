@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "parts": several.zoo_parts,
         "sizes": several.zoo_sizes,
     },
-    "pretrained": {"": pretrained.markdown},
+    "pretrained": {
+        "": pretrained.markdown,
+        **{part: partial(pretrained.classified, part=part) for part in pretrained.CLASSIFIED},
+    },
     "autotune": {"": several.autotune},
     "chaos": {"": faults.chaos},
     "paper": {"edge": paper.edge, "large": paper.large},
