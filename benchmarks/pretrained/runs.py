@@ -29,8 +29,9 @@ from torch.utils.data import DataLoader
 
 import hdet
 from benchmarks.gradients import average_gradients
+from benchmarks.pretrained.lite import load_lite
 from benchmarks.pretrained.models import add_lora_, load
-from benchmarks.pretrained.plan import AS_IT_RAN, YIELDS, Run
+from benchmarks.pretrained.plan import AS_IT_RAN, IMAGES, YIELDS, Run
 from benchmarks.rows import Row, failure
 from hdet.replicas.launch import LocalProcesses
 
@@ -39,7 +40,7 @@ __all__ = ["FOLDER", "REPLICAS", "execute"]
 #: Where models and data lie: this variable's folder.
 FOLDER = "HDET_PRETRAINED"
 REPLICAS = 4
-_BATCH = {True: 16, False: 32}  # of yields, of texts
+_BATCH = {True: 16, False: 32}  # of yields, of texts and pictures
 _DROPOUTS = (0.05, 0.8)
 #: The authors tuned on FullCV_01: its first rows for training, the others of its training part to judge by.
 _TUNED_ON = 2373
@@ -48,7 +49,7 @@ _LIMIT = 550.0
 
 @dataclass(frozen=True)
 class Data:
-    """A task on the device, yields in standard units of the training rows."""
+    """A task on the device, yields in standard units of the training rows. Of pictures, tokens are bytes."""
 
     tokens: Tensor
     lengths: Tensor
@@ -57,12 +58,20 @@ class Data:
     test: Tensor
     scale: tuple[float, float] | None
 
+    def outputs(self, model: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's logits, and the labels."""
+        given, labels = self.batch(rows)
+        found = model(**given)
+        return getattr(found, "logits", found).float(), labels
+
     def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Padded to its longest."""
+        """Texts are padded to the longest."""
+        there = rows.to(self.tokens.device)
+        if self.tokens.dtype == torch.uint8:
+            return {"images": self.tokens[there]}, self.labels[there]
         longest = 8 * math.ceil(int(self.lengths[rows].max()) / 8)
-        rows = rows.to(self.tokens.device)
-        tokens = self.tokens[rows, :longest]
-        return {"input_ids": tokens, "attention_mask": (tokens != 0).long()}, self.labels[rows]
+        tokens = self.tokens[there, :longest]
+        return {"input_ids": tokens, "attention_mask": (tokens != 0).long()}, self.labels[there]
 
 
 def execute(run: Run) -> Row:
@@ -85,7 +94,7 @@ def _folder() -> Path:
 
 def _data(run: Run) -> Data:
     with np.load(_folder() / f"{run.task}.npz") as file:
-        tokens, lengths, labels = file["tokens"].astype(np.int64), file["lengths"], file["labels"]
+        tokens, lengths, labels = file["tokens"], file["lengths"], file["labels"]
         order, train = file["orders"][run.seed % len(file["orders"])], int(file["train"])
     rows, test, scale = order[:train], order[train:], None
     if run.samples:
@@ -96,7 +105,7 @@ def _data(run: Run) -> Data:
         scale = float(labels[rows].mean()), float(labels[rows].std(ddof=1))
         labels = ((labels - scale[0]) / scale[1]).astype(np.float32)
     return Data(
-        torch.from_numpy(tokens).to(run.device),
+        torch.from_numpy(tokens if run.task in IMAGES else tokens.astype(np.int64)).to(run.device),
         torch.from_numpy(lengths.astype(np.int64)),
         torch.from_numpy(labels).to(run.device),
         torch.from_numpy(rows.astype(np.int64)),
@@ -112,6 +121,10 @@ def _seed(run: Run, number: int) -> None:
 def _model(run: Run, data: Data) -> nn.Module:
     name = {"buchwald-hartwig": "yield-bert", "suzuki": "yield-bert-ft"}.get(run.task, "minilm")
     labels = 1 if data.scale else int(data.labels.max()) + 1
+    if run.task in IMAGES:
+        flips = run.task == "photos"  # a character that is turned is another one
+        lite = load_lite(_folder() / "efficientnet-lite0.pt", labels, run.dropout, flips)
+        return lite.to(run.device).train()
     model = load(_folder() / f"{name}.pt", labels, run.dropout)
     if run.lora:
         add_lora_(model)
@@ -129,10 +142,8 @@ def _execute(rank: int, run: Run) -> Row:
     model = _model(run, data)
 
     def loss_of(rows: Tensor) -> Tensor:
-        given, labels = data.batch(rows)
         with torch.autocast("cuda", torch.bfloat16, enabled=run.device == "cuda"):
-            logits = model(**given).logits
-        logits = logits.float()
+            logits, labels = data.outputs(model, rows)
         return mse_loss(logits.squeeze(-1), labels) if data.scale else cross_entropy(logits, labels)
 
     _seed(run, rank)
@@ -269,7 +280,7 @@ def _measure(model: nn.Module, data: Data, rows: Tensor) -> dict[str, float | No
     outputs = []
     with torch.no_grad():
         for some in _shortest_first(data, rows):
-            outputs.append((some, model(**data.batch(some)[0]).logits.float()))
+            outputs.append((some, data.outputs(model, some)[0]))
     model.train()
     order = torch.cat([some for some, _ in outputs]).to(data.labels.device)
     logits, labels = torch.cat([found for _, found in outputs]), data.labels[order]

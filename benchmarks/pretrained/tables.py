@@ -1,16 +1,18 @@
-"""What became of the runs: R² and RMSE of each arm, beside the authors' own and as a difference to it."""
+"""What became of the runs: R² and RMSE of each arm, beside the authors' own and as a difference to it; of
+texts and pictures, loss and accuracy beside the sweep's."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from benchmarks.pretrained.plan import AS_IT_RAN, RECIPE, YIELDS, Run, planned
+from benchmarks.pretrained.plan import AS_IT_RAN, IMAGES, RECIPE, TEXTS, YIELDS, Run, planned
 from benchmarks.regret.analysis import interval
 from benchmarks.rows import Row, six_digits
 
-__all__ = ["THEIRS", "analyse", "markdown"]
+__all__ = ["CLASSIFIED", "THEIRS", "analyse", "classified", "markdown"]
 
 #: R² and RMSE of the authors' own models on the first five splits, as notebooks 03 and 04 of rxn_yields print
 #: them.
@@ -19,7 +21,9 @@ THEIRS = {
     "suzuki": ([0.8078, 0.8311, 0.8394, 0.8208, 0.8171], [12.193, 11.561, 11.267, 11.852, 11.943]),
 }
 _PUBLISHED = f"published{AS_IT_RAN}"
-_PARTS = ("as-it-ran", "yields", "autotune", "texts")
+#: The parts that are told by loss and accuracy.
+CLASSIFIED = {"texts": TEXTS, "images": IMAGES}
+_PARTS = ("as-it-ran", "yields", "autotune", *CLASSIFIED)
 
 
 def analyse(rows: Mapping[Run, Row]) -> dict[str, Any]:
@@ -36,6 +40,7 @@ def analyse(rows: Mapping[Run, Row]) -> dict[str, Any]:
             task: {arm: _told(by_seed, of_task.get(_PUBLISHED, {})) for arm, by_seed in of_task.items()}
             for task, of_task in arms.items()
         },
+        **{part: _cells(rows, tasks) for part, tasks in CLASSIFIED.items()},
         "theirs": {task: {"r2": r2, "rmse": rmse} for task, (r2, rmse) in THEIRS.items()},
         "done": {part: [sum(run in rows for run in plan), len(plan)] for part, plan in plans.items()},
         "rows": [six_digits(row) for row in rows.values()],
@@ -57,12 +62,73 @@ def _told(by_seed: Mapping[int, Row], published: Mapping[int, Row]) -> dict[str,
     return six_digits(told)  # type: ignore[no-any-return]
 
 
-_COST = {"autotune": "4"}
+def _cells(rows: Mapping[Run, Row], tasks: Collection[str]) -> dict[str, Any]:
+    """Every cell by itself, and all together against the sweep."""
+    found: dict[tuple[str, int, bool], dict[str, dict[int, Row]]] = {}
+    for run, row in rows.items():
+        if run.task in tasks and not run.held:
+            of_cell = found.setdefault((run.task, run.samples, run.lora), {})
+            of_cell.setdefault(run.arm, {})[run.seed] = row
+    cells: list[dict[str, Any]] = [
+        {
+            **{"task": task, "samples": samples, "lora": lora},
+            "arms": {arm: _by_loss(by_seed, arms.get("swept", {})) for arm, by_seed in arms.items()},
+        }
+        for (task, samples, lora), arms in found.items()
+    ]
+    told: dict[str, list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        for arm, of_arm in cell["arms"].items():
+            if "log_ratio" in of_arm:
+                told.setdefault(arm, []).append(of_arm)
+    return {"cells": cells, "together": {arm: _together(all_of) for arm, all_of in told.items()}}
+
+
+def _by_loss(by_seed: Mapping[int, Row], swept: Mapping[int, Row]) -> dict[str, Any]:
+    """Means over seeds; the comparison is on the seeds that both have. A loss that is not finite is None."""
+    seeds = sorted(by_seed)
+    told: dict[str, Any] = {"seeds": seeds, "rates": [by_seed[seed]["found"] for seed in seeds]}
+    for name in ("loss", "accuracy"):
+        told[name] = _mean(by_seed, seeds, name)
+        values = [_value(by_seed[seed], name) for seed in seeds]
+        spread = len(values) > 1 and math.isfinite(told[name])
+        told[f"{name}_deviation"] = statistics.stdev(values) if spread else None
+    both = [seed for seed in seeds if seed in swept]
+    if both and by_seed is not swept:
+        told["log_ratio"] = math.log(_mean(by_seed, both, "loss") / _mean(swept, both, "loss"))
+        told["accuracy_difference"] = _mean(by_seed, both, "accuracy") - _mean(swept, both, "accuracy")
+    finite = {name: None if value in (math.inf, -math.inf) else value for name, value in told.items()}
+    return six_digits(finite)  # type: ignore[no-any-return]
+
+
+def _together(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    ratios = [one["log_ratio"] for one in told if one["log_ratio"] is not None]
+    return {
+        "cells": len(told),
+        "diverged": len(told) - len(ratios),
+        "log_ratio_mean": six_digits(statistics.fmean(ratios)) if ratios else None,
+        "log_ratio_median": six_digits(statistics.median(ratios)) if ratios else None,
+        "ahead": sum(ratio < 0 for ratio in ratios),
+        "ahead_in_accuracy": sum(one["accuracy_difference"] > 0 for one in told),
+    }
+
+
+def _mean(by_seed: Mapping[int, Row], seeds: Sequence[int], name: str) -> float:
+    return statistics.fmean(_value(by_seed[seed], name) for seed in seeds)
+
+
+def _value(row: Row, name: str) -> float:
+    return math.inf if row[name] is None else float(row[name])
+
+
+_COST = {"autotune": "4", "swept": "8"}
 _NAMES = {
     "autolr": "AutoLR",
     "autotune": "AutoTune, 4 replicas",
     "prodigy": "Prodigy",
     "default": "5e-5, dropout 0.1",
+    "swept": "the sweep's rate",
+    "usual": "the usual rate",
 }
 
 
@@ -103,6 +169,54 @@ def markdown(result: Mapping[str, Any]) -> str:
                 )
             )
     return "\n".join(lines)
+
+
+def classified(result: Mapping[str, Any], part: str) -> str:
+    """Texts or pictures: a line for each arm of each cell, and for each arm in all cells."""
+    lines = [
+        "| task | arm | seeds | test loss | accuracy, % | highest rate | loss against the sweep's | runs |"
+    ]
+    lines.append("|" + " --- |" * 8)
+    for cell in result[part]["cells"]:
+        samples = f", {cell['samples']} samples" if cell["samples"] else ""
+        task = f"{cell['task']}{samples}{', LoRA' if cell['lora'] else ''}"
+        for arm, told in sorted(
+            cell["arms"].items(), key=lambda one: (one[1]["loss"] is None, one[1]["loss"])
+        ):
+            lines.append(
+                _line(
+                    [
+                        *(task, _NAMES.get(arm, arm), str(len(told["seeds"]))),
+                        _spread(told, "loss", 1, 3),
+                        _spread(told, "accuracy", 100, 1),
+                        _few_rates(told["rates"]),
+                        _per_cent(told["log_ratio"]) if "log_ratio" in told else "–",
+                        _COST.get(arm, "1"),
+                    ]
+                )
+            )
+    for arm, told in result[part]["together"].items():
+        ahead = f"ahead in {told['ahead']} of {told['cells']}, in accuracy in {told['ahead_in_accuracy']}"
+        middle = f"mean {_per_cent(told['log_ratio_mean'])}, median {_per_cent(told['log_ratio_median'])}"
+        lines.append(_line(["all", _NAMES.get(arm, arm), *"––––", f"{middle}; {ahead}", _COST.get(arm, "1")]))
+    return "\n".join(lines)
+
+
+def _spread(told: Mapping[str, Any], name: str, scale: int, digits: int) -> str:
+    mean, deviation = told[name], told[f"{name}_deviation"]
+    if mean is None:
+        return "diverged"
+    rest = "" if deviation is None else f" ± {scale * deviation:.{digits}f}"
+    return f"{scale * mean:.{digits}f}{rest}"
+
+
+def _few_rates(rates: Sequence[float]) -> str:
+    low, high = f"{min(rates):.1e}", f"{max(rates):.1e}"
+    return low if low == high else f"{low} … {high}"
+
+
+def _per_cent(log_ratio: float | None) -> str:
+    return "diverged" if log_ratio is None else f"{100 * math.expm1(log_ratio):+.0f} %"
 
 
 def _against(told: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.pretrained.plan import RATES, TRIALS, Run, asked, planned, run_of
+from benchmarks.pretrained.plan import IMAGE_RATES, RATES, TRIALS, Run, asked, planned, run_of
 from benchmarks.rows import Row
 
 
@@ -30,6 +30,16 @@ def test_what_has_diverged_is_not_chosen() -> None:
     sweep = [run for run in planned({}, ["texts"], "cpu") if run.arm == "sweep"][: len(RATES)]
     rows = _rows(sweep, 0) | {sweep[0]: {"loss": None}}
     assert next(run for run in planned(rows, ["texts"], "cpu") if run.arm == "swept").rate == RATES[1]
+
+
+def test_of_pictures_every_seed_has_a_sweep_of_its_own() -> None:
+    runs = [run for run in planned({}, ["images"], "cpu") if run.task == "characters"]
+    sweeps = [[run for run in runs if run.arm == "sweep" and run.seed == seed] for seed in range(3)]
+    assert all([run.rate for run in sweep] == list(IMAGE_RATES) for sweep in sweeps)
+    assert (IMAGE_RATES[0], IMAGE_RATES[-1]) == (1e-5, 1e-2)
+    rows = _rows(sweeps[0], 2) | _rows(sweeps[2], 5)
+    swept = [run for run in planned(rows, ["images"], "cpu") if run.arm == "swept"]
+    assert [(run.seed, run.rate) for run in swept] == [(0, IMAGE_RATES[2]), (2, IMAGE_RATES[5])]
 
 
 def test_a_study_that_is_played_again_asks_for_the_same() -> None:

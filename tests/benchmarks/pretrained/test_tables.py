@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks.pretrained.plan import Run
-from benchmarks.pretrained.tables import analyse, markdown
+from benchmarks.pretrained.tables import analyse, classified, markdown
 from benchmarks.rows import Row
 
 
@@ -29,6 +29,28 @@ def test_an_arm_is_held_against_the_published_one_on_the_splits_that_both_have()
     lines = markdown(found).splitlines()
     assert lines[-1].startswith("| suzuki | 5e-5, dropout 0.1 | 5 | 0.900 ")
     assert "| +2.00 ± 0.00 (splits 0–2) | 1 |" in lines[-1]
+
+
+def test_pictures_are_held_against_the_sweep_on_the_seeds_that_both_have() -> None:
+    runs = {("swept", 0): 0.5, ("swept", 1): 0.5, ("autolr", 0): 0.6, ("autolr", 1): 0.4, ("autolr", 2): 0.9}
+    runs |= {("usual", 0): None, ("sweep", 0): 0.1}
+    rows: dict[Run, Row] = {}
+    for (arm, seed), loss in runs.items():
+        run = Run("photos", arm, seed, 1e-3, 0.2, 10, held=arm == "sweep")
+        rows[run] = {**asdict(run), "loss": loss, "accuracy": 0.9, "found": 1e-3 * (1 + seed)}
+    found = analyse(rows)
+    (cell,) = found["images"]["cells"]
+    assert set(cell["arms"]) == {"swept", "autolr", "usual"}
+    assert cell["arms"]["autolr"]["log_ratio"] == 0
+    assert found["images"]["together"]["usual"]["diverged"] == 1
+    assert found["done"]["images"] == [2, 60]  # of these settings two are planned
+    assert not found["texts"]["cells"]
+    lines = classified(found, "images").splitlines()
+    assert lines[2].startswith(
+        "| photos | the sweep's rate | 2 | 0.500 ± 0.000 | 90.0 ± 0.0 | 1.0e-03 … 2.0e-03"
+    )
+    assert "| photos | the usual rate | 1 | diverged |" in lines[4]
+    assert "mean +0 %" in lines[5]
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ PARTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "parts": several.zoo_parts,
         "sizes": several.zoo_sizes,
     },
-    "pretrained": {"": pretrained.markdown},
+    "pretrained": {
+        "": pretrained.markdown,
+        **{part: partial(pretrained.classified, part=part) for part in pretrained.CLASSIFIED},
+    },
     "speedrun": {"": speedrun.markdown},
     "autotune": {"": several.autotune},
     "chaos": {"": faults.chaos},
