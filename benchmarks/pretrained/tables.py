@@ -76,12 +76,16 @@ def _cells(rows: Mapping[Run, Row], tasks: Collection[str]) -> dict[str, Any]:
         }
         for (task, samples, lora), arms in found.items()
     ]
-    told: dict[str, list[Mapping[str, Any]]] = {}
+    told: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for cell in cells:
-        for arm, of_arm in cell["arms"].items():
-            if "log_ratio" in of_arm:
-                told.setdefault(arm, []).append(of_arm)
-    return {"cells": cells, "together": {arm: _together(all_of) for arm, all_of in told.items()}}
+        for group in ("all", "LoRA" if cell["lora"] else "whole"):
+            for arm, of_arm in cell["arms"].items():
+                if "log_ratio" in of_arm:
+                    told.setdefault(group, {}).setdefault(arm, []).append(of_arm)
+    together = {
+        group: {arm: _together(all_of) for arm, all_of in arms.items()} for group, arms in told.items()
+    }
+    return {"cells": cells, "together": together}
 
 
 def _by_loss(by_seed: Mapping[int, Row], swept: Mapping[int, Row]) -> dict[str, Any]:
@@ -102,12 +106,13 @@ def _by_loss(by_seed: Mapping[int, Row], swept: Mapping[int, Row]) -> dict[str, 
 
 
 def _together(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """``mean`` and ``median`` of the loss over the sweep's, of logarithms, less one."""
     ratios = [one["log_ratio"] for one in told if one["log_ratio"] is not None]
     return {
         "cells": len(told),
         "diverged": len(told) - len(ratios),
-        "log_ratio_mean": six_digits(statistics.fmean(ratios)) if ratios else None,
-        "log_ratio_median": six_digits(statistics.median(ratios)) if ratios else None,
+        "mean": six_digits(math.expm1(statistics.fmean(ratios))) if ratios else None,
+        "median": six_digits(math.expm1(statistics.median(ratios))) if ratios else None,
         "ahead": sum(ratio < 0 for ratio in ratios),
         "ahead_in_accuracy": sum(one["accuracy_difference"] > 0 for one in told),
     }
@@ -121,14 +126,14 @@ def _value(row: Row, name: str) -> float:
     return math.inf if row[name] is None else float(row[name])
 
 
-_COST = {"autotune": "4", "swept": "8"}
+_COST = {"autotune": "4"}
 _NAMES = {
     "autolr": "AutoLR",
     "autotune": "AutoTune, 4 replicas",
-    "prodigy": "Prodigy",
     "default": "5e-5, dropout 0.1",
     "swept": "the sweep's rate",
     "usual": "the usual rate",
+    "prodigy": "Prodigy",
 }
 
 
@@ -172,51 +177,37 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def classified(result: Mapping[str, Any], part: str) -> str:
-    """Texts or pictures: a line for each arm of each cell, and for each arm in all cells."""
-    lines = [
-        "| task | arm | seeds | test loss | accuracy, % | highest rate | loss against the sweep's | runs |"
-    ]
-    lines.append("|" + " --- |" * 8)
+    """Texts or pictures: a line for each cell, with test loss, accuracy and rates of each arm, and one for
+    all cells against the sweep."""
+    arms = list(dict.fromkeys(arm for cell in result[part]["cells"] for arm in cell["arms"]))
+    arms.sort(key=list(_NAMES).index)
+    lines = [_line(["test loss (accuracy; rate)", *(_NAMES[arm] for arm in arms)])]
+    lines.append("|" + " --- |" * (1 + len(arms)))
     for cell in result[part]["cells"]:
         samples = f", {cell['samples']} samples" if cell["samples"] else ""
-        task = f"{cell['task']}{samples}{', LoRA' if cell['lora'] else ''}"
-        for arm, told in sorted(
-            cell["arms"].items(), key=lambda one: (one[1]["loss"] is None, one[1]["loss"])
-        ):
-            lines.append(
-                _line(
-                    [
-                        *(task, _NAMES.get(arm, arm), str(len(told["seeds"]))),
-                        _spread(told, "loss", 1, 3),
-                        _spread(told, "accuracy", 100, 1),
-                        _few_rates(told["rates"]),
-                        _per_cent(told["log_ratio"]) if "log_ratio" in told else "–",
-                        _COST.get(arm, "1"),
-                    ]
-                )
-            )
-    for arm, told in result[part]["together"].items():
-        ahead = f"ahead in {told['ahead']} of {told['cells']}, in accuracy in {told['ahead_in_accuracy']}"
-        middle = f"mean {_per_cent(told['log_ratio_mean'])}, median {_per_cent(told['log_ratio_median'])}"
-        lines.append(_line(["all", _NAMES.get(arm, arm), *"––––", f"{middle}; {ahead}", _COST.get(arm, "1")]))
+        name = f"{cell['task']}{samples}{', LoRA' if cell['lora'] else ''}"
+        lines.append(_line([name, *(_in_cell(cell["arms"].get(arm)) for arm in arms)]))
+    for group, together in result[part]["together"].items():
+        lines.append(_line([f"{group}, above the sweep", *(_of_all(together.get(arm)) for arm in arms)]))
     return "\n".join(lines)
 
 
-def _spread(told: Mapping[str, Any], name: str, scale: int, digits: int) -> str:
-    mean, deviation = told[name], told[f"{name}_deviation"]
-    if mean is None:
+def _in_cell(told: Mapping[str, Any] | None) -> str:
+    if told is None:
+        return "–"
+    low, high = f"{min(told['rates']):.0e}", f"{max(told['rates']):.0e}"
+    rates = low if low == high else f"{low} … {high}"
+    loss = "diverged" if told["loss"] is None else f"{told['loss']:.3f}"
+    return f"{loss} ({100 * told['accuracy']:.1f}; {rates})"
+
+
+def _of_all(told: Mapping[str, Any] | None) -> str:
+    if told is None:
+        return "–"
+    if told["mean"] is None:
         return "diverged"
-    rest = "" if deviation is None else f" ± {scale * deviation:.{digits}f}"
-    return f"{scale * mean:.{digits}f}{rest}"
-
-
-def _few_rates(rates: Sequence[float]) -> str:
-    low, high = f"{min(rates):.1e}", f"{max(rates):.1e}"
-    return low if low == high else f"{low} … {high}"
-
-
-def _per_cent(log_ratio: float | None) -> str:
-    return "diverged" if log_ratio is None else f"{100 * math.expm1(log_ratio):+.0f} %"
+    numbers = f"mean {100 * told['mean']:+.0f} %, median {100 * told['median']:+.0f} %"
+    return f"{numbers}; ahead in {told['ahead']} of {told['cells']}"
 
 
 def _against(told: Mapping[str, Any]) -> str:

@@ -42,15 +42,13 @@ def test_pictures_are_held_against_the_sweep_on_the_seeds_that_both_have() -> No
     (cell,) = found["images"]["cells"]
     assert set(cell["arms"]) == {"swept", "autolr", "usual"}
     assert cell["arms"]["autolr"]["log_ratio"] == 0
-    assert found["images"]["together"]["usual"]["diverged"] == 1
+    assert found["images"]["together"]["all"]["usual"]["diverged"] == 1
     assert found["done"]["images"] == [2, 60]  # of these settings two are planned
     assert not found["texts"]["cells"]
-    lines = classified(found, "images").splitlines()
-    assert lines[2].startswith(
-        "| photos | the sweep's rate | 2 | 0.500 ± 0.000 | 90.0 ± 0.0 | 1.0e-03 … 2.0e-03"
-    )
-    assert "| photos | the usual rate | 1 | diverged |" in lines[4]
-    assert "mean +0 %" in lines[5]
+    heads, _, line, together, _ = classified(found, "images").splitlines()
+    assert heads == "| test loss (accuracy; rate) | AutoLR | the sweep's rate | the usual rate |"
+    assert line.endswith("| 0.500 (90.0; 1e-03 … 2e-03) | diverged (90.0; 1e-03) |")
+    assert "mean +0 %, median +0 %; ahead in 0 of 1 | – | diverged |" in together
 
 
 @pytest.mark.parametrize("held", [False, True])
