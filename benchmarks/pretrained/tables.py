@@ -80,8 +80,7 @@ def _cells(rows: Mapping[Run, Row], tasks: Collection[str]) -> dict[str, Any]:
     for cell in cells:
         for group in ("all", "LoRA" if cell["lora"] else "whole"):
             for arm, of_arm in cell["arms"].items():
-                if "log_ratio" in of_arm:
-                    told.setdefault(group, {}).setdefault(arm, []).append(of_arm)
+                told.setdefault(group, {}).setdefault(arm, []).append(of_arm)
     together = {
         group: {arm: _together(all_of) for arm, all_of in arms.items()} for group, arms in told.items()
     }
@@ -107,15 +106,21 @@ def _by_loss(by_seed: Mapping[int, Row], swept: Mapping[int, Row]) -> dict[str, 
 
 def _together(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """``mean`` and ``median`` of the loss over the sweep's, of logarithms, less one."""
-    ratios = [one["log_ratio"] for one in told if one["log_ratio"] is not None]
-    return {
+    together: dict[str, Any] = {
         "cells": len(told),
-        "diverged": len(told) - len(ratios),
-        "mean": six_digits(math.expm1(statistics.fmean(ratios))) if ratios else None,
-        "median": six_digits(math.expm1(statistics.median(ratios))) if ratios else None,
-        "ahead": sum(ratio < 0 for ratio in ratios),
-        "ahead_in_accuracy": sum(one["accuracy_difference"] > 0 for one in told),
+        "accuracy": six_digits(statistics.fmean(one["accuracy"] for one in told)),
     }
+    against = [one for one in told if "log_ratio" in one]
+    if against:
+        ratios = [one["log_ratio"] for one in against if one["log_ratio"] is not None]
+        together |= {
+            "diverged": len(against) - len(ratios),
+            "mean": six_digits(math.expm1(statistics.fmean(ratios))) if ratios else None,
+            "median": six_digits(math.expm1(statistics.median(ratios))) if ratios else None,
+            "ahead": sum(ratio < 0 for ratio in ratios),
+            "ahead_in_accuracy": sum(one["accuracy_difference"] > 0 for one in against),
+        }
+    return together
 
 
 def _mean(by_seed: Mapping[int, Row], seeds: Sequence[int], name: str) -> float:
@@ -188,7 +193,7 @@ def classified(result: Mapping[str, Any], part: str) -> str:
         name = f"{cell['task']}{samples}{', LoRA' if cell['lora'] else ''}"
         lines.append(_line([name, *(_in_cell(cell["arms"].get(arm)) for arm in arms)]))
     for group, together in result[part]["together"].items():
-        lines.append(_line([f"{group}, above the sweep", *(_of_all(together.get(arm)) for arm in arms)]))
+        lines.append(_line([f"**{group}**", *(_of_all(together.get(arm)) for arm in arms)]))
     return "\n".join(lines)
 
 
@@ -204,10 +209,13 @@ def _in_cell(told: Mapping[str, Any] | None) -> str:
 def _of_all(told: Mapping[str, Any] | None) -> str:
     if told is None:
         return "–"
+    accuracy = f"accuracy {100 * told['accuracy']:.1f}"
+    if "mean" not in told:
+        return accuracy
     if told["mean"] is None:
-        return "diverged"
-    numbers = f"mean {100 * told['mean']:+.0f} %, median {100 * told['median']:+.0f} %"
-    return f"{numbers}; ahead in {told['ahead']} of {told['cells']}"
+        return f"diverged; {accuracy}"
+    loss = f"loss {100 * told['mean']:+.0f} % (median {100 * told['median']:+.0f})"
+    return f"{loss}, below the sweep's in {told['ahead']} of {told['cells']}; {accuracy}"
 
 
 def _against(told: Mapping[str, Any]) -> str:
