@@ -192,7 +192,8 @@ def classified(result: Mapping[str, Any], part: str) -> str:
         samples = f", {cell['samples']} samples" if cell["samples"] else ""
         name = f"{cell['task']}{samples}{', LoRA' if cell['lora'] else ''}"
         lines.append(_line([name, *(_in_cell(cell["arms"].get(arm)) for arm in arms)]))
-    for group, together in result[part]["together"].items():
+    groups = result[part]["together"]
+    for group, together in groups.items() if "LoRA" in groups else [("all", groups["all"])]:
         lines.append(_line([f"**{group}**", *(_of_all(together.get(arm)) for arm in arms)]))
     return "\n".join(lines)
 

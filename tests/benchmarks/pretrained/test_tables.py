@@ -45,7 +45,7 @@ def test_pictures_are_held_against_the_sweep_on_the_seeds_that_both_have() -> No
     assert found["images"]["together"]["all"]["usual"]["diverged"] == 1
     assert found["done"]["images"] == [2, 60]  # of these settings two are planned
     assert not found["texts"]["cells"]
-    heads, _, line, together, _ = classified(found, "images").splitlines()
+    heads, _, line, together = classified(found, "images").splitlines()
     assert heads == "| test loss (accuracy; rate) | AutoLR | the sweep's rate | the usual rate |"
     assert line.endswith("| 0.500 (90.0; 1e-03 … 2e-03) | diverged (90.0; 1e-03) |")
     assert together == (

@@ -40,7 +40,8 @@ _STATISTIC = {
     "chaos": "counts",
     "zoo": "means over seeds",
     "zoo-finders": "one seed",
-    "pretrained": "means over splits ± their deviation; differences ± half of the 95 % confidence interval",
+    "pretrained": "means over splits or seeds ± their deviation; differences ± half of the 95 % confidence "
+    "interval",
     "speedrun": "means over seeds ± their deviation, accuracies in per cent; differences ± half of the 95 % "
     "confidence interval, with a two-sided z-test",
     "autotune": "means over three seeds",
