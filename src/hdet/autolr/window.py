@@ -275,9 +275,10 @@ class Alarm:
         lost = self._diverged()
         norms = torch._foreach_norm(self._weights)
         norm = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-        seen, event = empty_copy(norm, offload=True), None
-        copy_into(seen, norm)
+        seen, event = norm, None
         if norm.device.type == "cuda":
+            seen = empty_copy(norm, offload=True)
+            copy_into(seen, norm)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(norm.device))
         self._seen = seen, event
