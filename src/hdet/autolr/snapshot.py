@@ -83,9 +83,10 @@ def empty_copy(tensor: Tensor, *, offload: bool) -> Tensor:
 
 def fits(memory: Tensor, tensor: Tensor) -> bool:
     """Whether the one can hold a copy of the other."""
-    if memory.shape != tensor.shape or hasattr(memory, _FLATTEN) != hasattr(tensor, _FLATTEN):
+    of_parts = hasattr(tensor, _FLATTEN)
+    if memory.shape != tensor.shape or hasattr(memory, _FLATTEN) != of_parts:
         return False
-    if not hasattr(tensor, _FLATTEN):
+    if not of_parts:
         return True
     names = _parts(tensor)
     return names == _parts(memory) and all(fits(getattr(memory, n), getattr(tensor, n)) for n in names)
