@@ -67,7 +67,7 @@ def forked(model: nn.Module) -> Iterator[Callable[..., None]]:
     """Inside, the CPU and the model's CUDA devices have a random state of their own. Yields a function that
     seeds it from its arguments."""
     devices: list[int] = []
-    if torch.cuda.is_initialized():  # else nothing lies there
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # else nothing lies there
         tensors = chain(model.parameters(), model.buffers())
         devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
 
