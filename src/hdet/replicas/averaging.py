@@ -39,7 +39,7 @@ MOST_MEMORY_BYTES = 384 << 20
 LEAST_BUCKET_BYTES = 4 << 20
 #: From this size on a collective of its own costs less than packing and unpacking; between two replicas
 #: on CPUs from a smaller one on (docs/log.md).
-IN_PLACE_BYTES, IN_PLACE_BYTES_OF_TWO = 3 << 20, 512 << 10
+IN_PLACE_BYTES, IN_PLACE_BYTES_OF_TWO = 3 << 20, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
