@@ -177,9 +177,7 @@ class BestWeights:
         """These are trained from now on: until now they have not changed."""
         self._parameters |= parameters
         if self._weights.tensors:
-            for i, parameter in parameters.items():
-                if i not in self._weights.tensors:
-                    self._weights.write(i, parameter)
+            self._weights.write({i: p for i, p in parameters.items() if i not in self._weights.tensors})
 
     def offer(self, candidate: Candidate, weights: Mapping[int, Tensor]) -> None:
         """Copy the weights, unless better ones were seen. The candidate's losses are those of all ranks. A
@@ -187,8 +185,7 @@ class BestWeights:
         self.choice, keep = self.choice.offered(candidate)
         if keep:
             given = {i: self._parameters[i] for i in self._weights.tensors} | dict(weights)
-            for i, weight in given.items():
-                self._weights.write(i, weight, self._parameters[i])
+            self._weights.write(given, self._parameters)
             self._buffers.write_all(self.replicas.buffers_of(self._model))
             self._norms = [*trained_norms(self.probe.model)]
 
@@ -323,10 +320,8 @@ class BestWeights:
         modules, norms = self._modules, state["norms"]
         known = norms is not None and all(name in modules for name in norms)  # else it is wrapped otherwise
         self._norms = [modules[name] for name in norms] if known else None
-        for i, copy in state["kept"]["weights"].items():
-            self._weights.write(i, copy, self._parameters[i])
-        for name, copy in state["kept"]["buffers"]:
-            self._buffers.write(name, copy)
+        self._weights.write(state["kept"]["weights"], self._parameters)
+        self._buffers.write(dict(state["kept"]["buffers"]))
 
 
 class Incumbent:

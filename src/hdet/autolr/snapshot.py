@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from hdet.loop.optimizers import every_parameter
 from hdet.loop.state import Own, Piece
 from hdet.replicas import Replicas, SoloReplica, drop_gathered, is_dtensor, local, sharded_like, state_of
+from hdet.replicas.norms import norms_of
 
 __all__ = [
     "Copies",
@@ -83,9 +83,10 @@ def empty_copy(tensor: Tensor, *, offload: bool) -> Tensor:
 
 def fits(memory: Tensor, tensor: Tensor) -> bool:
     """Whether the one can hold a copy of the other."""
-    if memory.shape != tensor.shape or hasattr(memory, _FLATTEN) != hasattr(tensor, _FLATTEN):
+    of_parts = hasattr(tensor, _FLATTEN)
+    if memory.shape != tensor.shape or hasattr(memory, _FLATTEN) != of_parts:
         return False
-    if not hasattr(tensor, _FLATTEN):
+    if not of_parts:
         return True
     names = _parts(tensor)
     return names == _parts(memory) and all(fits(getattr(memory, n), getattr(tensor, n)) for n in names)
@@ -120,8 +121,8 @@ def state_is_finite(optimizer: Optimizer) -> bool:
     ]
     if any(type(one) is not Tensor for one in moments):  # sharded, or made of other tensors
         moments = [one for one in map(local, moments) if not hasattr(one, _FLATTEN)]
-    moments = [one for one in moments if one.numel() and (one.is_floating_point() or one.is_complex())]
-    return math.isfinite(float(get_total_norm(moments, norm_type=math.inf)))
+    moments = [one for one in moments if one.is_floating_point() or one.is_complex()]
+    return all(map(math.isfinite, norms_of(moments)))
 
 
 def wait_for_copies() -> None:
@@ -177,19 +178,25 @@ class Copies:
         self.tensors: dict[Any, Tensor] = {}
 
     @torch.no_grad()
-    def write(self, key: Hashable, tensor: Tensor, like: Tensor | None = None) -> None:
-        """Copy one, in the type and shape of ``like`` if that is another."""
-        like = tensor if like is None else like
-        memory = self.tensors.get(key)
-        if memory is None or memory.dtype != like.dtype or not fits(memory, like):
-            memory = self.tensors[key] = self.empty(like)
-        copy_into(memory, tensor)
+    def write(self, tensors: Mapping[Any, Tensor], like: Mapping[Any, Tensor] | None = None) -> None:
+        """Copy these, in the type and shape of ``like`` where that has another."""
+        here: list[Tensor] = []
+        for key, tensor in tensors.items():
+            wanted = tensor if like is None else like[key]
+            memory = self.tensors.get(key)
+            if memory is None or memory.dtype != wanted.dtype or not fits(memory, wanted):
+                memory = self.tensors[key] = self.empty(wanted)
+            if memory.device == tensor.device and not hasattr(tensor, _FLATTEN):
+                here += memory, tensor
+            else:
+                copy_into(memory, tensor)
+        if here:  # one call: to begin a copy takes longer than to copy what is small
+            torch._foreach_copy_(here[::2], here[1::2])  # no public name: see replicas/averaging.py
 
     def write_all(self, tensors: Mapping[Any, Tensor]) -> None:
         """Copy all of them, and forget all others."""
         self.tensors = {key: memory for key, memory in self.tensors.items() if key in tensors}
-        for key, tensor in tensors.items():
-            self.write(key, tensor)
+        self.write(tensors)
 
     def empty(self, like: Tensor) -> Tensor:
         """Memory for one that is not copied yet."""
@@ -293,7 +300,8 @@ class Snapshot:
         device = self._weights[0].device
         self._copies.tensors = {}
         for key, saved in _entries(state["kept"]):
-            self._copies.write(key, saved, saved if saved.device == device else copy_of(saved, device))
+            like = saved if saved.device == device else copy_of(saved, device)
+            self._copies.write({key: saved}, {key: like})
         self._values = {(kind, i, name): value for kind, i, name, value in state["values"]}
 
     def _now(self) -> tuple[dict[_Key, Tensor], dict[_Key, Any]]:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from hdet.autolr.clock import Clock
 from hdet.autolr.snapshot import copy_into, empty_copy, uninterrupted
@@ -262,7 +261,7 @@ class Alarm:
     """
 
     def __init__(self, weights: Sequence[Tensor], size: float, steps: int) -> None:
-        self._weights = weights
+        self._weights = [weight.detach() for weight in weights]  # once a window, as the mean's are
         self._size, self._steps = size, steps
         self._stride = max(2, steps // _LOOKS)
         self._taken = 0
@@ -274,10 +273,12 @@ class Alarm:
         if self._taken % self._stride:
             return False
         lost = self._diverged()
-        norm = get_total_norm([weight.detach() for weight in self._weights])
-        seen, event = empty_copy(norm, offload=True), None
-        copy_into(seen, norm)
+        norms = torch._foreach_norm(self._weights)
+        norm = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+        seen, event = norm, None
         if norm.device.type == "cuda":
+            seen = empty_copy(norm, offload=True)
+            copy_into(seen, norm)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(norm.device))
         self._seen = seen, event
@@ -630,7 +631,7 @@ def sketch_of_shards(
 
 def _times(tensor: Tensor, scale: _Scale) -> Tensor:
     """In float32 at least: rounded to less, weights that hardly moved would have moved."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * scale
+    return (tensor.float() if tensor.element_size() < 4 else tensor) * scale
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -29,6 +29,7 @@ def weights_alone(model: nn.Module, rows: Iterable[Tensor] = (), *, deployed: bo
     buffers = [
         (module, name, buffer, buffer.clone())
         for module, _ in flags
+        if module._buffers  # most have none, and to ask named_buffers of each takes longer
         for name, buffer in module.named_buffers(recurse=False)
     ]
     held = [(row, row.clone()) for row in rows]
@@ -39,7 +40,8 @@ def weights_alone(model: nn.Module, rows: Iterable[Tensor] = (), *, deployed: bo
     try:
         for module, training in flags:
             # The flag alone, not eval(): an overridden train() may fold or unfold weights.
-            module.training = training and isinstance(module, _NormBase) and not deployed
+            if training and (deployed or not isinstance(module, _NormBase)):
+                module.training = False
             if isinstance(module, nn.SyncBatchNorm) and module.training:
                 # In training it would wait for ranks that may not be measuring; without running statistics
                 # it takes those of its own batch.
@@ -56,15 +58,18 @@ def weights_alone(model: nn.Module, rows: Iterable[Tensor] = (), *, deployed: bo
         for row, before in held:
             row.copy_(before)
         for module, training in flags:
-            module.training = training
+            if module.training != training:  # to set one takes longer than to read it
+                module.training = training
 
 
 @contextmanager
 def forked(model: nn.Module) -> Iterator[Callable[..., None]]:
     """Inside, the CPU and the model's CUDA devices have a random state of their own. Yields a function that
     seeds it from its arguments."""
-    tensors = chain(model.parameters(), model.buffers())
-    devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+    devices: list[int] = []
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # else nothing lies there
+        tensors = chain(model.parameters(), model.buffers())
+        devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
 
     def reseed(*key: object) -> None:
         digest = hashlib.sha256("\0".join(map(str, ("probe", *key))).encode()).digest()

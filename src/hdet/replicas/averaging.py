@@ -37,8 +37,9 @@ LEAST_PART_BYTES = 256 << 10
 MOST_MEMORY_BYTES = 384 << 20
 #: A smaller bucket's collective costs more than it gains.
 LEAST_BUCKET_BYTES = 4 << 20
-#: From this size on a collective of its own costs less than packing and unpacking (docs/log.md).
-IN_PLACE_BYTES = 3 << 20
+#: From this size on a collective of its own costs less than packing and unpacking; between two replicas
+#: on CPUs from a smaller one on (docs/log.md).
+IN_PLACE_BYTES, IN_PLACE_BYTES_OF_TWO = 3 << 20, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class BucketedMean:
         memory_bytes: the extra memory, on each device, that the buckets share; by the number of replicas if
             None. It must be the same on every rank, or their buckets would not be: so it never depends on
             how much memory is free.
-        in_place_bytes: dense tensors of the sums' dtype from this size on are not packed.
+        in_place_bytes: dense tensors of the sums' dtype from this size on are not packed; by the number of
+            replicas if None.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class BucketedMean:
         size: int,
         all_reduce: Callable[[Tensor], Callable[[], object]],
         memory_bytes: int | None = None,
-        in_place_bytes: int = IN_PLACE_BYTES,
+        in_place_bytes: int | None = None,
     ) -> None:
         self._size = size
         self._all_reduce = all_reduce
@@ -99,7 +101,9 @@ class BucketedMean:
             first = pieces[0]
             dtype = torch.float64 if first.dtype == torch.float64 or id(tensor) in wide else torch.float32
             as_it_lies = len(pieces) == 1 and first.is_contiguous() and first.dtype == dtype
-            if as_it_lies and first.numel() * dtype.itemsize >= in_place_bytes:
+            least = IN_PLACE_BYTES_OF_TWO if size == 2 and first.is_cpu else IN_PLACE_BYTES
+            least = least if in_place_bytes is None else in_place_bytes
+            if as_it_lies and first.numel() * dtype.itemsize >= least:
                 self._in_place.append(first)
             else:
                 packed.setdefault((tensor.device, dtype), []).extend(pieces)

@@ -244,9 +244,11 @@ def drop_gathered(model: nn.Module | None) -> None:
     After a forward pass without a backward pass its root keeps them, and so do all its modules if they are
     told to: they would not see weights that are changed in between.
     """
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    modules: Iterable[Any] = () if model is None or fsdp is None else model.modules()
-    for module in modules:
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # torch imports it by itself, too
+    if model is None or fsdp is None or not dist.is_initialized():
+        return
+    module: Any
+    for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
         elif isinstance(module, fsdp.FullyShardedDataParallel):

@@ -574,8 +574,40 @@ def test_a_copy_has_memory_of_its_own() -> None:
     assert fits(empty_copy(kept, offload=False), kept)
     assert not fits(torch.empty(4, 64), kept)
     copies = Copies(offload=False)
-    copies.write("codes", kept)
+    copies.write({"codes": kept})
     assert copies.bytes() == 256 + 4 * 4 + 256 * 4, "and not those of float32"
+
+
+def test_a_batch_of_all_kinds_is_copied_into_the_same_memory_again() -> None:
+    codes = Codes.zeros(torch.Size([4, 64]))
+    codes.copy_(torch.randn(4, 64))
+    tensors: dict[str, torch.Tensor] = {
+        "codes": codes,
+        "weight": nn.Parameter(torch.randn(3, 5)),
+        "turned": torch.randn(5, 3).t(),
+        "narrow": torch.randn(7).bfloat16(),
+        "step": torch.tensor(3.0),
+        "none": torch.empty(0),
+    }
+    copies = Copies(offload=False)
+    copies.write({})
+    copies.write(tensors, tensors | {"narrow": torch.empty(7)})
+    assert copies.tensors["narrow"].dtype == torch.float32, "the type of what it is like"
+    before = dict(copies.tensors)
+    with torch.no_grad():
+        tensors["weight"].add_(1)
+    copies.write(tensors, tensors | {"narrow": torch.empty(7)})
+    for name, tensor in tensors.items():
+        kept = copies.tensors[name]
+        assert kept is before[name], "nothing is allocated"
+        if name == "codes":
+            assert isinstance(kept, Codes)
+            assert torch.equal(kept.codes, codes.codes)
+        else:
+            assert torch.equal(kept, tensor.to(kept.dtype))
+            assert not kept.requires_grad
+    copies.write_all({"step": tensors["step"]})
+    assert list(copies.tensors) == ["step"], "the others are forgotten"
 
 
 def check_auto_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

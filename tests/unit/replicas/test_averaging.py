@@ -203,3 +203,12 @@ def test_nothing_is_written_where_something_speaks_against_it_and_the_next_mean_
     assert mean()
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
     assert echo.under_way == 0
+
+
+@pytest.mark.parametrize(("size", "megabytes"), [(2, 1), (4, 3)])
+def test_from_some_size_on_a_tensor_is_summed_where_it_lies(size: int, megabytes: int) -> None:
+    least = megabytes << 20
+    tensors = [torch.zeros(least // 4), torch.zeros(least // 4 - 1)]
+    mean = BucketedMean(tensors, size=size, all_reduce=Echo(size).all_reduce)
+    assert mean.collective_bytes == [least, least - 4]
+    assert mean.extra_bytes == least - 4, "packed is the smaller one alone"

@@ -147,6 +147,7 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
 def known_by_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SimpleNamespace(FullyShardedDataParallel=Flat, FSDPModule=FullySharded)
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", known)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)  # no shards without
 
 
 @pytest.mark.usefixtures("known_by_sight")
