@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
@@ -107,6 +107,8 @@ class _Run:
     in_calls: float = 0.0
     #: Bytes on the GPU at its end.
     on_device: int = 0
+    #: Seconds of the probe's passes, like those in calls; one number for each.
+    passes: list[float] = field(default_factory=list)
 
     def step(self) -> None:
         """One step, timed."""
@@ -127,12 +129,24 @@ def _run(workload: Workload, batches: list[Batch], kind: str, steps: int, *, aut
     optimizer: Optimizer = (
         AdamW(model.parameters(), lr=1e-3) if kind == "AdamW" else SGD(model.parameters(), 0.05, momentum=0.9)
     )
+    passes: list[float] = []
     if auto:
-        probe = Probe(loss, _endless(workload.batches(_PROBE_SEED)), model=model)
+        probe = Probe(_timed(loss, passes), _endless(workload.batches(_PROBE_SEED)), model=model)
         schedule: Any = AutoLR(optimizer, total_steps=steps, probe=probe)
     else:
         schedule = LambdaLR(optimizer, WarmStableDecay.of(steps))
-    return _Run(loss, cycle(batches), optimizer, schedule)
+    return _Run(loss, cycle(batches), optimizer, schedule, passes=passes)
+
+
+def _timed(loss: Callable[[Batch], Tensor], seconds: list[float]) -> Callable[[Batch], Tensor]:
+    def timed(batch: Batch) -> Tensor:
+        began = time.perf_counter()
+        try:
+            return loss(batch)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    return timed
 
 
 def _measure(workload: Workload, batches: list[Batch], optimizer: str, steps: int) -> dict[str, Any]:
@@ -154,6 +168,8 @@ def _measure(workload: Workload, batches: list[Batch], optimizer: str, steps: in
         "seconds": [run.seconds for run in runs],
         "overhead": sum(run.seconds for run in autos) / whole - 1,
         "overhead_in_calls": (sum(r.in_calls for r in autos) - sum(r.in_calls for r in plain)) / whole,
+        "passes": len(autos[0].passes),
+        "overhead_in_passes": sum(sum(run.passes) for run in autos) / whole,
         "extra_memory_in_weights": autos[0].schedule.extra_bytes() / weights,
     }
     if on_gpu:
@@ -267,7 +283,8 @@ def table(result: dict[str, Any]) -> Table:
     from rich.table import Table
 
     view = Table(
-        "run", "plain step", "more wall-clock", "of it in calls", "extra memory", title="What AutoLR costs"
+        *("run", "plain step", "more wall-clock", "of it in calls", "in the probe's passes", "extra memory"),
+        title="What AutoLR costs",
     )
     for row in result["rows"]:
         view.add_row(
@@ -275,13 +292,14 @@ def table(result: dict[str, Any]) -> Table:
             f"{row['step_ms']} ms",
             f"{100 * row['overhead']:.1f} %",
             f"{100 * row['overhead_in_calls']:.1f} %",
+            f"{100 * row['overhead_in_passes']:.1f} % ({row['passes']})",
             f"{row['extra_memory_in_weights']:.1f} × the weights",
         )
     for row in result["quiet"]:
         added = f"{row['autolr_us']} µs for OneCycleLR's {row['one_cycle_us']}"
-        view.add_row(f"a step between windows, groups: {row['groups']}", "", added, "", "")
+        view.add_row(f"a step between windows, groups: {row['groups']}", "", added, "", "", "")
     for row in result["ddp"]:
         for arm, more in row["overhead"].items():
             run = f"{arm} in DDP on two ranks, {row['steps']:,} steps"
-            view.add_row(run, f"{row['step_ms']} ms", f"{100 * more:.1f} %", "", "")
+            view.add_row(run, f"{row['step_ms']} ms", f"{100 * more:.1f} %", "", "", "")
     return view

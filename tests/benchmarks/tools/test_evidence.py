@@ -81,7 +81,7 @@ def test_the_cost_of_auto_lr_is_measured() -> None:
     for row in result["rows"]:
         plain, auto = row["seconds"]
         assert row["overhead"] == pytest.approx(auto / plain - 1, rel=0.01, abs=0.01)
-        assert row["overhead_in_calls"] > 0
+        assert row["overhead_in_calls"] > row["overhead_in_passes"] > 0
     assert [row["groups"] for row in result["quiet"]] == [1, 4]
     (beside_ddp,) = result["ddp"]
     assert beside_ddp["overhead"].keys() == {"AutoLR", "AutoTune"}

@@ -14,7 +14,7 @@ def autolr(result: dict[str, Any]) -> str:
         lines.append(
             f"| {row['workload']}, {row['parameters'] / 1e3:.0f} k parameters, {row['optimizer']}, "
             f"{row['steps']:,} steps | {row['step_ms']:.1f} ms | {100 * row['overhead']:.1f} % "
-            f"(in its calls {100 * row['overhead_in_calls']:.1f} %) | "
+            f"({row['passes']} passes of the probe: {100 * row['overhead_in_passes']:.1f} %) | "
             f"{row['extra_memory_in_weights']:.1f} × the weights |"
         )
     for row in result.get("ddp", []):
