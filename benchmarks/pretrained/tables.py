@@ -171,7 +171,7 @@ def markdown(result: Mapping[str, Any]) -> str:
                 _line(
                     [
                         *(task, name, str(len(told["splits"]))),
-                        f"{told['r2']:.3f} ± {told['r2_deviation']:.3f}",
+                        f"{told['r2']:.3f} ± {told['r2_deviation']:.3f}".replace("-", "−"),
                         f"{told['rmse']:.2f} ± {told['rmse_deviation']:.2f}",
                         _against(told),
                         _COST.get(arm, "1"),
@@ -183,18 +183,20 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def classified(result: Mapping[str, Any], part: str) -> str:
     """Texts or pictures: a line for each cell, with test loss, accuracy and rates of each arm, and one for
-    all cells against the sweep."""
+    each kind against the sweep."""
     arms = list(dict.fromkeys(arm for cell in result[part]["cells"] for arm in cell["arms"]))
     arms.sort(key=list(_NAMES).index)
     lines = [_line(["test loss (accuracy; rate)", *(_NAMES[arm] for arm in arms)])]
     lines.append("|" + " --- |" * (1 + len(arms)))
-    for cell in result[part]["cells"]:
-        samples = f", {cell['samples']} samples" if cell["samples"] else ""
-        name = f"{cell['task']}{samples}{', LoRA' if cell['lora'] else ''}"
-        lines.append(_line([name, *(_in_cell(cell["arms"].get(arm)) for arm in arms)]))
-    groups = result[part]["together"]
-    for group, together in groups.items() if "LoRA" in groups else [("all", groups["all"])]:
-        lines.append(_line([f"**{group}**", *(_of_all(together.get(arm)) for arm in arms)]))
+    together = result[part]["together"]
+    for group in [group for group in ("whole", "LoRA", "all") if group in together]:
+        for cell in result[part]["cells"]:
+            if cell["lora"] == (group == "LoRA") and group != "all":
+                samples = f", {cell['samples']} samples" if cell["samples"] else ""
+                name = f"{cell['task']}{samples}{', LoRA' if cell['lora'] else ''}"
+                lines.append(_line([name, *(_in_cell(cell["arms"].get(arm)) for arm in arms)]))
+        if group != "all" or "LoRA" in together:
+            lines.append(_line([f"**{group}**", *(_of_all(together[group].get(arm)) for arm in arms)]))
     return "\n".join(lines)
 
 
@@ -215,7 +217,7 @@ def _of_all(told: Mapping[str, Any] | None) -> str:
         return accuracy
     if told["mean"] is None:
         return f"diverged; {accuracy}"
-    loss = f"loss {100 * told['mean']:+.0f} % (median {100 * told['median']:+.0f})"
+    loss = f"loss {100 * told['mean']:+.0f} % (median {100 * told['median']:+.0f})".replace("-", "−")
     return f"{loss}, below the sweep's in {told['ahead']} of {told['cells']}; {accuracy}"
 
 

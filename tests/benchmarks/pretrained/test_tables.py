@@ -49,7 +49,7 @@ def test_pictures_are_held_against_the_sweep_on_the_seeds_that_both_have() -> No
     assert heads == "| test loss (accuracy; rate) | AutoLR | the sweep's rate | the usual rate |"
     assert line.endswith("| 0.500 (90.0; 1e-03 … 2e-03) | diverged (90.0; 1e-03) |")
     assert together == (
-        "| **all** | loss +0 % (median +0), below the sweep's in 0 of 1; accuracy 90.0 | accuracy 90.0 "
+        "| **whole** | loss +0 % (median +0), below the sweep's in 0 of 1; accuracy 90.0 | accuracy 90.0 "
         "| diverged; accuracy 90.0 |"
     )
 
