@@ -10,7 +10,7 @@ from typing import Any
 
 from hdet.report.verdict import facts_of, held_out, mean_of, number, sentence, spoken
 
-__all__ = ["Alert", "Alerts", "summary"]
+__all__ = ["Alert", "Alerts", "alerts_of", "summary"]
 
 Record = dict[str, Any]
 
@@ -111,6 +111,10 @@ class Alerts:
 
 def summary(name: str, lines: Sequence[Record]) -> Record:
     """A run's verdict and all its alerts, as plain values."""
+    return {"run": name, "verdict": sentence(facts_of(lines)), "alerts": alerts_of(lines)}
+
+
+def alerts_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
+    """All alerts of a run, as plain values."""
     alerts = Alerts()
-    found = [asdict(alert) for line in lines for alert in alerts.see(line)]
-    return {"run": name, "verdict": sentence(facts_of(lines)), "alerts": found}
+    return [asdict(alert) for line in lines for alert in alerts.see(line)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from hdet.autolr.rule import DECAYS
@@ -33,7 +33,7 @@ class Run:
     facts: Facts
     lines: Sequence[Record]
 
-    @property
+    @cached_property
     def syncs(self) -> list[Record]:
         """The lines that are no notes."""
         return [line for line in self.lines if "kind" not in line and line.get("step") is not None]

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hdet.report.alerts import Alerts, summary
+from hdet.report.alerts import Alerts, alerts_of, summary
 from hdet.report.charts import Run, charts, decisions
 from hdet.report.records import HistoryFile
 from hdet.report.verdict import capital, facts_of, number, plural, sentence, share
@@ -128,7 +128,7 @@ def _verdict(file: HistoryFile, run: Run) -> _Html:
         notices.append(
             f"{about['total']:,} records, {len(run.lines):,} drawn: evenly spaced, and those with events."
         )
-    alerts = [a for a in summary(run.name, run.lines)["alerts"] if a["level"] != "info"]
+    alerts = [a for a in alerts_of(run.lines) if a["level"] != "info"]
     shown = [
         _tag(
             "li",
