@@ -8,13 +8,14 @@ import statistics
 import subprocess
 from collections.abc import Iterable
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import hdet
 
-__all__ = ["about", "rounded", "summary"]
+__all__ = ["about", "file_of", "rounded", "summary"]
 
 
 def about(name: str, *, quick: bool, device: str) -> dict[str, Any]:
@@ -25,6 +26,11 @@ def about(name: str, *, quick: bool, device: str) -> dict[str, Any]:
         "command": f"python -m benchmarks {name}{options}",
         "machine": _describe(device),
     }
+
+
+def file_of(rows: Path) -> Path:
+    """Beside a file of rows: says where they were made."""
+    return rows.with_suffix(".machine.json")
 
 
 def _describe(device: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ is on disk before the next run starts (:mod:`benchmarks.rows`), so that all of i
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import subprocess
@@ -21,7 +22,7 @@ import torch
 
 from benchmarks.rows import KeptRows, Row, environment
 
-__all__ = ["Say", "complete", "shared_gpu", "workers"]
+__all__ = ["Say", "complete", "complete_as_given", "shared_gpu", "workers"]
 
 Say = Callable[[str], None]
 _Run = TypeVar("_Run", bound=Hashable)
@@ -62,8 +63,35 @@ def complete(
             say(f"{finished} of {len(runs)}: {told(row)}")
 
 
+def complete_as_given(
+    given: argparse.Namespace,
+    planned: Callable[[], Sequence[_Run]],
+    done: KeptRows[_Run],
+    work: Callable[[_Run], Row],
+    told: Callable[[Row], str],
+) -> None:
+    """The same on the device, in the processes and within the minutes that a command was given."""
+    with workers(given.device, given.processes, print) as pool:
+        complete(
+            planned,
+            done,
+            pool,
+            work,
+            at_once=given.processes,
+            deadline=time.monotonic() + 60 * given.minutes,
+            say=lambda text: print(text, flush=True),
+            told=told,
+        )
+
+
+def _nothing(device: str) -> None:
+    """What a process needs is built by its first run."""
+
+
 @contextmanager
-def workers(device: str, processes: int, say: Say, prepare: Callable[[str], None]) -> Iterator[Executor]:
+def workers(
+    device: str, processes: int, say: Say, prepare: Callable[[str], None] = _nothing
+) -> Iterator[Executor]:
     """Processes of one thread each; on a GPU they share it at the same time, if they can.
 
     ``prepare`` is called with the device once in every process.

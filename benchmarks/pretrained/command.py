@@ -6,12 +6,11 @@ import argparse
 import json
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.pool import complete, workers
+from benchmarks.pool import complete_as_given
 from benchmarks.pretrained.plan import IMAGES, TEXTS, YIELDS, Run, planned, run_of
 from benchmarks.pretrained.runs import FOLDER, execute
 from benchmarks.pretrained.tables import CLASSIFIED, analyse, classified, markdown
@@ -58,7 +57,7 @@ def _table(files: Sequence[Path]) -> None:
     done = KeptRows[Run](None, run_of)
     for file in files:
         done.merge(file)
-    about = json.loads(_machine_of(files[0]).read_text(encoding="utf-8"))
+    about = json.loads(machine.file_of(files[0]).read_text(encoding="utf-8"))
     result = {**about, "protocol": "benchmarks/pretrained/PROTOCOL.md", **analyse(done.finished)}
     path = evidence_folder() / "pretrained.json"
     path.write_text(as_json(result), encoding="utf-8")
@@ -66,36 +65,18 @@ def _table(files: Sequence[Path]) -> None:
     print(markdown(result), *others, f"Written to {path}", sep="\n\n")
 
 
-def _machine_of(rows: Path) -> Path:
-    return rows.with_suffix(".machine.json")
-
-
 def _run(given: argparse.Namespace) -> None:
     about = machine.about("pretrained", quick=False, device=given.device)
     about["command"] = f"python -m benchmarks.pretrained run --device {given.device}"
     given.rows.parent.mkdir(parents=True, exist_ok=True)
-    _machine_of(given.rows).write_text(as_json(about), encoding="utf-8")
+    machine.file_of(given.rows).write_text(as_json(about), encoding="utf-8")
     done = KeptRows(given.rows, run_of)
     parts, tasks = given.parts.split(","), given.tasks.split(",")
 
     def wanted() -> list[Run]:
         return [run for run in planned(done.finished, parts, given.device) if run.task in tasks]
 
-    with workers(given.device, given.processes, print, _prepare) as pool:
-        complete(
-            wanted,
-            done,
-            pool,
-            execute,
-            at_once=given.processes,
-            deadline=time.monotonic() + 60 * given.minutes,
-            say=lambda text: print(text, flush=True),
-            told=_told,
-        )
-
-
-def _prepare(device: str) -> None:
-    """Nothing is kept in a process but what the first run builds."""
+    complete_as_given(given, wanted, done, execute, _told)
 
 
 def _told(row: Row) -> str:

@@ -6,11 +6,10 @@ import argparse
 import json
 import math
 import os
-import time
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.pool import complete, workers
+from benchmarks.pool import complete_as_given
 from benchmarks.rows import KeptRows, Row
 from benchmarks.show import as_json, evidence_folder
 from benchmarks.speedrun.images import fetch, load
@@ -52,16 +51,12 @@ def main() -> None:
 
 def _table(rows: Path) -> None:
     """``ROWS.machine.json`` beside them says where they were made."""
-    about = json.loads(_machine_of(rows).read_text(encoding="utf-8"))
+    about = json.loads(machine.file_of(rows).read_text(encoding="utf-8"))
     done, protocol = KeptRows(rows, run_of), "benchmarks/speedrun/PROTOCOL.md"
     result = {**about, "protocol": protocol, **analyse(done.finished), "failed": list(done.failed.values())}
     path = evidence_folder() / "speedrun.json"
     path.write_text(as_json(result), encoding="utf-8")
     print(markdown(result), f"Written to {path}", sep="\n\n")
-
-
-def _machine_of(rows: Path) -> Path:
-    return rows.with_suffix(".machine.json")
 
 
 def _run(given: argparse.Namespace) -> None:
@@ -70,25 +65,11 @@ def _run(given: argparse.Namespace) -> None:
     if given.quick:  # its rows are none of the table's
         given.rows = given.rows.with_stem(f"{given.rows.stem}-quick")
     given.rows.parent.mkdir(parents=True, exist_ok=True)
-    _machine_of(given.rows).write_text(as_json(about), encoding="utf-8")
+    machine.file_of(given.rows).write_text(as_json(about), encoding="utf-8")
     runs = planned(given.seeds, given.device, quick=given.quick)
     if not given.quick:
         load("cpu", 0)  # decoded here, before processes wait for it
-    with workers(given.device, given.processes, print, _prepare) as pool:
-        complete(
-            lambda: runs,
-            KeptRows(given.rows, run_of),
-            pool,
-            execute,
-            at_once=given.processes,
-            deadline=time.monotonic() + 60 * given.minutes,
-            say=lambda text: print(text, flush=True),
-            told=_told,
-        )
-
-
-def _prepare(device: str) -> None:
-    """Images are read by a process's first run."""
+    complete_as_given(given, lambda: runs, KeptRows(given.rows, run_of), execute, _told)
 
 
 def _told(row: Row) -> str:
