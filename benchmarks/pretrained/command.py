@@ -20,7 +20,7 @@ from benchmarks.show import as_json, evidence_folder
 __all__ = ["main"]
 
 _ROWS = Path("runs/pretrained.jsonl")
-_PARTS = ("as-it-ran", "yields", "autotune", "search", "texts", "images")
+_PARTS = ("as-it-ran", "yields", "autotune", "search", "fit", "texts", "images")
 
 
 def main() -> None:

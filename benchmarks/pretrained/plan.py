@@ -14,6 +14,8 @@ from benchmarks.rows import Row
 __all__ = [
     "AS_IT_RAN",
     "EPOCHS",
+    "FACTORS",
+    "FITTED",
     "IMAGES",
     "IMAGE_RATES",
     "PUBLISHED",
@@ -27,12 +29,15 @@ __all__ = [
     "Run",
     "asked",
     "chosen",
+    "factor_arm",
     "planned",
     "run_of",
 ]
 
 YIELDS, TEXTS = ("buchwald-hartwig", "suzuki"), ("questions", "news", "pros-cons")
 IMAGES = ("photos", "characters")
+#: Where ``HorizonController.fine_tuning`` was chosen, and from which values; 0.1 is what it is.
+FITTED, FACTORS = ("opinions", "spam", "pairs"), (1.0, 0.3, 0.1, 0.03)
 #: What all runs have in common; a Run has the rest.
 RECIPE = {
     "optimizer": "torch.optim.AdamW without decay, else its defaults; Prodigy: lr 1, safeguard_warmup",
@@ -111,11 +116,27 @@ def planned(rows: Mapping[Run, Row], parts: Sequence[str], device: str) -> list[
                 for lora in (False, True):
                     like = Run(task, "", 0, None, _DROPOUT, SIZES[samples], samples, lora, device=device)
                     runs += _against_a_sweep(rows, like, RATES, _USUAL[lora], samples == 100)
+    if "fit" in parts:
+        for samples in (100, 1000):
+            for task in FITTED:
+                like = Run(task, "", 0, None, _DROPOUT, SIZES[samples], samples, device=device)
+                runs += [
+                    replace(like, arm=factor_arm(factor), seed=seed)
+                    for seed in range(_SEEDS)
+                    for factor in FACTORS
+                ]
+                against = _against_a_sweep(rows, like, RATES, _USUAL[False], samples == 100)
+                runs += [run for run in against if run.arm in ("usual", "sweep", "swept")]
     if "images" in parts:
         for task in IMAGES:
             like = Run(task, "", 0, None, _IMAGE_DROPOUT, _IMAGE_EPOCHS, device=device)
             runs += _against_a_sweep(rows, like, IMAGE_RATES, _IMAGE_USUAL, True)
     return runs
+
+
+def factor_arm(factor: float) -> str:
+    """AutoLR by another value of ``HorizonController.fine_tuning``."""
+    return f"autolr × {factor:g}"
 
 
 def _yield(task: str, arm: str, split: int, device: str) -> Run:

@@ -31,8 +31,9 @@ import hdet
 from benchmarks.gradients import average_gradients
 from benchmarks.pretrained.lite import load_lite
 from benchmarks.pretrained.models import add_lora_, load
-from benchmarks.pretrained.plan import AS_IT_RAN, IMAGES, YIELDS, Run
+from benchmarks.pretrained.plan import AS_IT_RAN, FACTORS, IMAGES, YIELDS, Run, factor_arm
 from benchmarks.rows import Row, failure
+from hdet.autolr.rule import HorizonController
 from hdet.replicas.launch import LocalProcesses
 
 __all__ = ["FOLDER", "REPLICAS", "execute"]
@@ -150,7 +151,7 @@ def _execute(rank: int, run: Run) -> Row:
     loader: Any = DataLoader(data.train.tolist(), _BATCH[data.scale is not None], shuffle=True)  # type: ignore[arg-type]
     test = data.test
     probe = None
-    if _ARMS[run.arm] in (_autolr, _autotune) or (run.held and not data.scale):
+    if run.arm.startswith("auto") or (run.held and not data.scale):
         probe, loader = hdet.Probe.set_aside(loss_of, loader, model=model, seed=run.seed)
     if run.held and not data.scale:
         rest = set(torch.cat(list(loader)).tolist())
@@ -214,7 +215,8 @@ def _prodigy(run: Run, model: nn.Module, probe: Any, steps: int) -> Arm:
 
 def _autolr(run: Run, model: nn.Module, probe: Any, steps: int) -> Arm:
     optimizer = _adamw(model, 1e-3)  # which is not read
-    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=steps)
+    rule = _RULES.get(run.arm)
+    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=steps, rule=rule)
     return Arm(optimizer, auto.step, auto)
 
 
@@ -230,7 +232,9 @@ def _autotune(run: Run, model: Any, probe: Any, steps: int) -> Arm:
     return Arm(optimizer, auto.step, auto)
 
 
+_RULES = {factor_arm(factor): HorizonController(fine_tuning=factor) for factor in FACTORS}
 _ARMS = {
+    **dict.fromkeys(_RULES, _autolr),
     **dict.fromkeys(("published", "default", "trial", "tpe 8", "tpe 30", "usual", "sweep", "swept"), _linear),
     **{"prodigy": _prodigy, "autolr": _autolr, "autotune": _autotune},
     **{f"published{AS_IT_RAN}": _linear, f"autolr{AS_IT_RAN}": _autolr},

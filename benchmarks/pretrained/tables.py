@@ -8,7 +8,18 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from benchmarks.pretrained.plan import AS_IT_RAN, IMAGES, RECIPE, TEXTS, YIELDS, Run, planned
+from benchmarks.pretrained.plan import (
+    AS_IT_RAN,
+    FACTORS,
+    FITTED,
+    IMAGES,
+    RECIPE,
+    TEXTS,
+    YIELDS,
+    Run,
+    factor_arm,
+    planned,
+)
 from benchmarks.regret.analysis import interval
 from benchmarks.rows import Row, six_digits
 
@@ -22,7 +33,7 @@ THEIRS = {
 }
 _PUBLISHED = f"published{AS_IT_RAN}"
 #: The parts that are told by loss and accuracy.
-CLASSIFIED = {"texts": TEXTS, "images": IMAGES}
+CLASSIFIED = {"fit": FITTED, "texts": TEXTS, "images": IMAGES}
 _PARTS = ("as-it-ran", "yields", "autotune", *CLASSIFIED)
 
 
@@ -134,6 +145,7 @@ def _value(row: Row, name: str) -> float:
 _COST = {"autotune": "4"}
 _NAMES = {
     "autolr": "AutoLR",
+    **{factor_arm(factor): f"AutoLR, `fine_tuning` {factor:g}" for factor in FACTORS},
     "autotune": "AutoTune, 4 replicas",
     "default": "5e-5, dropout 0.1",
     "swept": "the sweep's rate",

@@ -209,6 +209,8 @@ class Horizon(Policy):
             self._window.open(norm_of(self._window.weights) if alone else 0.0)
         if self._fresh:
             self._path.start()
+            known = zip(self._states, self._path.trained(), strict=True)
+            self._states = [replace(state, trained=share) for state, share in known]
             if self.incumbent.weights.choice.kept is None:
                 self._at_beginning.take()
             self._fresh = False

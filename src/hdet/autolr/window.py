@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hdet.autolr.clock import Clock
 from hdet.autolr.snapshot import copy_into, empty_copy, uninterrupted
+from hdet.autolr.trained import was_trained
 from hdet.loop.policy import Context
 from hdet.loop.state import pieces_of
 from hdet.replicas import Mean, local, shard_offset, shard_positions
@@ -374,6 +375,23 @@ class WeightPath:
         self._first_sizes = self._measured_sizes()
         self._set_scales()
         self.restart()
+
+    def trained(self) -> list[float]:
+        """Of each optimizer, which share of the values in its weights' matrices lies in such as were trained
+        before. Of a matrix on several ranks each judges its shard; FSDP1's flat ones count as new."""
+        found = []
+        for span in self.spans:
+            parts = [
+                (local(part).detach(), share)
+                for parameter, share in zip(self._parameters[span], self._shares[span], strict=True)
+                for part in self._replicas.parts_of(parameter)
+            ]
+            sizes = [(share * part.numel(), part) for part, share in parts if part.dim() > 1]
+            all_of, those = math.fsum(n for n, _ in sizes), math.fsum(n for n, p in sizes if was_trained(p))
+            found += math.sqrt(those), math.sqrt(all_of)
+        # Sums over the ranks of this replica, as squares of norms are.
+        sums = [norm * norm for norm in self._replicas.replica_norms(found)]
+        return [those / max(all_of, 1.0) for those, all_of in zip(sums[::2], sums[1::2], strict=True)]
 
     def restart(self) -> None:
         """The present weights become p."""
