@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.pool import complete_as_given
-from benchmarks.pretrained.plan import IMAGES, TEXTS, YIELDS, Run, planned, run_of
+from benchmarks.pretrained.plan import FITTED, IMAGES, TEXTS, YIELDS, Run, planned, run_of
 from benchmarks.pretrained.runs import FOLDER, execute
 from benchmarks.pretrained.tables import CLASSIFIED, analyse, classified, markdown
 from benchmarks.rows import KeptRows, Row
@@ -20,7 +20,7 @@ from benchmarks.show import as_json, evidence_folder
 __all__ = ["main"]
 
 _ROWS = Path("runs/pretrained.jsonl")
-_PARTS = ("as-it-ran", "yields", "autotune", "search", "fit", "texts", "images")
+_PARTS = ("given", "autolr", "autotune", "search", "fit", "texts", "images")
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     fetching.add_argument("--reactions", type=Path, help="a clone of rxn4chemistry/rxn_yields")
     running = commands.add_parser("run", help="what is not in the rows yet")
     running.add_argument("--parts", default=",".join(_PARTS), help=f"some of {_PARTS}, between commas")
-    running.add_argument("--tasks", default=",".join(YIELDS + TEXTS + IMAGES), help="names, between commas")
+    running.add_argument("--tasks", default=",".join(YIELDS + FITTED + TEXTS + IMAGES), help="names, between commas")
     running.add_argument("--device", default="cpu")
     running.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at a time")
     running.add_argument("--minutes", type=float, default=math.inf, help="after so long none is started")

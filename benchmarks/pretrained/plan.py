@@ -36,8 +36,8 @@ __all__ = [
 
 YIELDS, TEXTS = ("buchwald-hartwig", "suzuki"), ("questions", "news", "pros-cons")
 IMAGES = ("photos", "characters")
-#: Where ``HorizonController.fine_tuning`` was chosen, and from which values; 0.1 is what it is.
-FITTED, FACTORS = ("opinions", "spam", "pairs"), (1.0, 0.3, 0.1, 0.03)
+#: Where ``HorizonController.fine_tuning`` was chosen, and from which values.
+FITTED, FACTORS = ("opinions", "spam", "pairs"), (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 #: What all runs have in common; a Run has the rest.
 RECIPE = {
     "optimizer": "torch.optim.AdamW without decay, else its defaults; Prodigy: lr 1, safeguard_warmup",
@@ -100,8 +100,8 @@ def planned(rows: Mapping[Run, Row], parts: Sequence[str], device: str) -> list[
     """All runs that are wanted, the earlier the more so; those that choices decide once they are made."""
     runs: list[Run] = []
     arms = {
-        "as-it-ran": (f"published{AS_IT_RAN}", f"autolr{AS_IT_RAN}"),
-        "yields": ("published", "autolr", "default", "prodigy"),
+        "given": (f"published{AS_IT_RAN}", "published", "default", "prodigy"),
+        "autolr": (f"autolr{AS_IT_RAN}", "autolr"),
         "autotune": ("autotune",),
     }
     for task in YIELDS:
