@@ -31,7 +31,9 @@ def main() -> None:
     fetching.add_argument("--reactions", type=Path, help="a clone of rxn4chemistry/rxn_yields")
     running = commands.add_parser("run", help="what is not in the rows yet")
     running.add_argument("--parts", default=",".join(_PARTS), help=f"some of {_PARTS}, between commas")
-    running.add_argument("--tasks", default=",".join(YIELDS + FITTED + TEXTS + IMAGES), help="names, between commas")
+    running.add_argument(
+        "--tasks", default=",".join(YIELDS + FITTED + TEXTS + IMAGES), help="names, between commas"
+    )
     running.add_argument("--device", default="cpu")
     running.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at a time")
     running.add_argument("--minutes", type=float, default=math.inf, help="after so long none is started")

@@ -36,7 +36,7 @@ __all__ = [
 
 YIELDS, TEXTS = ("buchwald-hartwig", "suzuki"), ("questions", "news", "pros-cons")
 IMAGES = ("photos", "characters")
-#: Where ``HorizonController.fine_tuning`` was chosen, and from which values.
+#: Where the share of the usual rate that suits trained weights was chosen, and shares that were tried.
 FITTED, FACTORS = ("opinions", "spam", "pairs"), (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 #: What all runs have in common; a Run has the rest.
 RECIPE = {
@@ -99,15 +99,15 @@ def run_of(row: Row) -> Run:
 def planned(rows: Mapping[Run, Row], parts: Sequence[str], device: str) -> list[Run]:
     """All runs that are wanted, the earlier the more so; those that choices decide once they are made."""
     runs: list[Run] = []
-    arms = {
+    yields = {
         "given": (f"published{AS_IT_RAN}", "published", "default", "prodigy"),
-        "autolr": (f"autolr{AS_IT_RAN}", "autolr"),
         "autotune": ("autotune",),
+        "autolr": (f"autolr{AS_IT_RAN}", "autolr"),
     }
     for task in YIELDS:
-        for part in arms:
+        for part in yields:
             if part in parts:
-                runs += [_yield(task, arm, split, device) for split in range(SPLITS) for arm in arms[part]]
+                runs += [_yield(task, arm, split, device) for split in range(SPLITS) for arm in yields[part]]
         if task == YIELDS[0] and "search" in parts:
             runs += asked(rows, device) + _searched(rows, device)
     if "texts" in parts:
@@ -120,13 +120,10 @@ def planned(rows: Mapping[Run, Row], parts: Sequence[str], device: str) -> list[
         for samples in (100, 1000):
             for task in FITTED:
                 like = Run(task, "", 0, None, _DROPOUT, SIZES[samples], samples, device=device)
-                runs += [
-                    replace(like, arm=factor_arm(factor), seed=seed)
-                    for seed in range(_SEEDS)
-                    for factor in FACTORS
-                ]
+                arms = map(factor_arm, FACTORS)
+                runs += [replace(like, arm=arm, seed=seed) for arm in arms for seed in range(_SEEDS)]
                 against = _against_a_sweep(rows, like, RATES, _USUAL[False], samples == 100)
-                runs += [run for run in against if run.arm in ("usual", "sweep", "swept")]
+                runs += [run for run in against if run.arm != "prodigy"]
     if "images" in parts:
         for task in IMAGES:
             like = Run(task, "", 0, None, _IMAGE_DROPOUT, _IMAGE_EPOCHS, device=device)
@@ -135,7 +132,7 @@ def planned(rows: Mapping[Run, Row], parts: Sequence[str], device: str) -> list[
 
 
 def factor_arm(factor: float) -> str:
-    """AutoLR by another value of ``HorizonController.fine_tuning``."""
+    """AutoLR with another share of the usual rate for trained weights than ``prior.fine_tuning`` gives."""
     return f"autolr × {factor:g}"
 
 

@@ -12,12 +12,13 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from benchmarks.pretrained.lite import load_lite
 from benchmarks.pretrained.models import add_lora_, load
 from benchmarks.pretrained.plan import AS_IT_RAN, FACTORS, IMAGES, YIELDS, Run, factor_arm
 from benchmarks.rows import Row, failure
-from hdet.autolr.rule import HorizonController
+from hdet.autolr import policy
 from hdet.replicas.launch import LocalProcesses
 
 __all__ = ["FOLDER", "REPLICAS", "execute"]
@@ -159,7 +160,9 @@ def _execute(rank: int, run: Run) -> Row:
         _seed(run, rank)
     steps = run.epochs * len(loader)
     arm = _ARMS[run.arm](run, model, probe, steps)
-    taken, found, course = _train(run, model, loss_of, loader, arm, steps)
+    share = _SHARES.get(run.arm)
+    with nullcontext() if share is None else patch.object(policy, "fine_tuning", lambda *_: share):
+        taken, found, course = _train(run, model, loss_of, loader, arm, steps)
     trained = time.perf_counter()
     end = _measure(model, data, test)
     best = arm.auto.finish_() if arm.auto is not None else None
@@ -215,8 +218,7 @@ def _prodigy(run: Run, model: nn.Module, probe: Any, steps: int) -> Arm:
 
 def _autolr(run: Run, model: nn.Module, probe: Any, steps: int) -> Arm:
     optimizer = _adamw(model, 1e-3)  # which is not read
-    rule = _RULES.get(run.arm)
-    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=steps, rule=rule)
+    auto = hdet.AutoLR(optimizer, probe=probe, total_steps=steps)
     return Arm(optimizer, auto.step, auto)
 
 
@@ -232,9 +234,9 @@ def _autotune(run: Run, model: Any, probe: Any, steps: int) -> Arm:
     return Arm(optimizer, auto.step, auto)
 
 
-_RULES = {factor_arm(factor): HorizonController(fine_tuning=factor) for factor in FACTORS}
+_SHARES = {factor_arm(factor): factor for factor in FACTORS}
 _ARMS = {
-    **dict.fromkeys(_RULES, _autolr),
+    **dict.fromkeys(_SHARES, _autolr),
     **dict.fromkeys(("published", "default", "trial", "tpe 8", "tpe 30", "usual", "sweep", "swept"), _linear),
     **{"prodigy": _prodigy, "autolr": _autolr, "autotune": _autotune},
     **{f"published{AS_IT_RAN}": _linear, f"autolr{AS_IT_RAN}": _autolr},

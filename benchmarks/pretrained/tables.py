@@ -145,7 +145,7 @@ def _value(row: Row, name: str) -> float:
 _COST = {"autotune": "4"}
 _NAMES = {
     "autolr": "AutoLR",
-    **{factor_arm(factor): f"AutoLR, `fine_tuning` {factor:g}" for factor in FACTORS},
+    **{factor_arm(factor): f"AutoLR, usual rate × {factor:g}" for factor in FACTORS},
     "autotune": "AutoTune, 4 replicas",
     "default": "5e-5, dropout 0.1",
     "swept": "the sweep's rate",

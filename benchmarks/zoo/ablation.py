@@ -48,7 +48,6 @@ _INSTEAD: Mapping[str, Sequence[float]] = {
     "lost": (0.05, 0.2, _OFF),
     "slower": (math.sqrt(3.0), 9.0),
     "least": (_OFF,),
-    "fine_tuning": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
 }
 #: Likewise those of :mod:`hdet.autolr.best`, but for one that is read only where the steps are not known.
 _INSTEAD_OF_BEST: Mapping[str, Sequence[float]] = {

@@ -54,7 +54,8 @@ class AutoLR(Search):
             third of the rate, without an improvement; then it decays and ends, whatever is
             left of ``total_steps``. None never goes back.
         offload: keep the copies for a rollback, and the best weights, in the host's (pinned) memory; False
-            keeps them on the device, which is faster and takes its memory.
+            keeps them on the device, which is faster and takes its memory. None: on the device while they
+            take at most a quarter of what training leaves free there, else with the host.
         process_group: the replicas; the default group if None, and this process alone without one.
         history: a JSONL file to which rank 0 appends every :class:`~hdet.history.SyncRecord`; or a
             callable that gets each line (:class:`hdet.integrations.trackers.Tracker`); or a list of both.
@@ -89,7 +90,7 @@ class AutoLR(Search):
         total_steps: int | None = None,
         schedule: Literal["wsd", "cosine", "onecycle"] | LRScheduler = "wsd",
         patience: int | None = 3,
-        offload: bool = True,
+        offload: bool | None = None,
         process_group: ProcessGroup | None = None,
         history: History | None = None,
         on_event: Callable[[Event], object] | None = None,

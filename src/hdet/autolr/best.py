@@ -86,7 +86,7 @@ class BestWeights:
         model: whose buffers are copied, too.
         parameters: all that may ever be trained, known by their number. What is never trained is not copied.
         replicas: every rank brings batches of its own, and all choose alike.
-        offload: whether the copy lies in the host's memory.
+        offload: whether the copy lies in the host's memory; None: where the device has no room.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class BestWeights:
         parameters: Sequence[Tensor],
         replicas: Replicas,
         *,
-        offload: bool,
+        offload: bool | None,
     ) -> None:
         self.probe = probe
         self.replicas = replicas
@@ -320,8 +320,8 @@ class BestWeights:
         modules, norms = self._modules, state["norms"]
         known = norms is not None and all(name in modules for name in norms)  # else it is wrapped otherwise
         self._norms = [modules[name] for name in norms] if known else None
-        self._weights.write(state["kept"]["weights"], self._parameters)
-        self._buffers.write(dict(state["kept"]["buffers"]))
+        self._weights.load(state["kept"]["weights"], self._parameters)
+        self._buffers.load(dict(state["kept"]["buffers"]))
 
 
 class Incumbent:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from hdet.autolr.best import Best, BestWeights, Incumbent
 from hdet.autolr.choice import mean_of
 from hdet.autolr.clock import DECAY, Clock, Curve
+from hdet.autolr.prior import fine_tuning
 from hdet.autolr.probe_checks import ProbeChecks
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.autolr.snapshot import Snapshot, state_is_finite
@@ -62,7 +63,8 @@ class Horizon(Policy):
         probe: measures the loss.
         controller: decides.
         windows: how long they are.
-        offload: whether the copies for a rollback and the best weights are in the host's memory.
+        offload: whether the copies for a rollback and the best weights are in the host's memory; None: where
+            the device has no room for them.
         patience: so often training returns to the best weights without an improvement.
         sizes: how many groups each of several optimizers has: each has a factor of its own.
     """
@@ -79,7 +81,7 @@ class Horizon(Policy):
         controller: HorizonController,
         windows: Windows,
         *,
-        offload: bool = True,
+        offload: bool | None = None,
         patience: int | None = None,
         sizes: Sequence[int] = (),
     ) -> None:
@@ -115,12 +117,14 @@ class Horizon(Policy):
             for of in (self._window.weights, self._window.mean.tensors)
         )
         until = "" if self.windows.last is None else f", the search until step {self.windows.last}"
-        # The window's mean is always on the device, the beginning of the run always with the host. The best
-        # weights and the window's start are where ``offload`` says.
-        device, host = (mean, 3 * trained) if self._offload else (mean + 2 * trained, trained)
+        # The window's mean is always on the device, the beginning of the run always with the host; the best
+        # weights, and weights and the optimizer's state as the window began, are where ``offload`` says.
+        host, device = "with the host", "on the device"
+        there = {True: host, False: device, None: f"{device} if it has room, else {host}"}[self._offload]
         return (
-            f"windows of {self.windows.first} steps and more{until}; memory beyond training: {_size(device)} "
-            f"on the device, {_size(host)} with the host, and a copy of the optimizer's state"
+            f"windows of {self.windows.first} steps and more{until}; memory beyond training: {_size(mean)} "
+            f"{device}, {_size(trained)} {host}, and {there} {_size(2 * trained)} and a copy of the "
+            "optimizer's state"
         )
 
     def bind(self, axes: Sequence[Axis], context: Context) -> None:
@@ -135,9 +139,10 @@ class Horizon(Policy):
         best = BestWeights(self._probe, model, parameters, context.replicas, offload=offload)
         self.incumbent = Incumbent(best, self._patience, self._controller.lost)
         self._copies = WeightCopies(optimizer, context.replicas)
-        snapshot = partial(Snapshot, optimizer, model, replicas=context.replicas)
-        self._at_window = snapshot(offload=offload)
-        self._at_beginning = snapshot(offload=True)  # hardly ever read
+        self._snapshot = partial(Snapshot, optimizer, model, replicas=context.replicas)
+        self._at_beginning = self._snapshot(offload=True)  # hardly ever read
+        #: Where the window in progress began: of the first one that is the same copy.
+        self._at_window = self._at_beginning
         self._clock.total_steps = context.total_steps
         one = context.replicas.local_count == 1  # what several see at once is no sample
         own_data = context.own_gradients or isinstance(model, nn.parallel.DistributedDataParallel)
@@ -209,12 +214,17 @@ class Horizon(Policy):
             self._window.open(norm_of(self._window.weights) if alone else 0.0)
         if self._fresh:
             self._path.start()
-            known = zip(self._states, self._path.trained(), strict=True)
-            self._states = [replace(state, trained=share) for state, share in known]
+            lower = [fine_tuning(*counted) for counted in self._path.trained()]
+            self._states = [
+                replace(state, fine_tuning=share) for state, share in zip(self._states, lower, strict=True)
+            ]
             if self.incumbent.weights.choice.kept is None:
                 self._at_beginning.take()
             self._fresh = False
-        if opens:
+            self._at_window = self._at_beginning
+        elif opens:
+            if self._at_window is self._at_beginning:
+                self._at_window = self._snapshot(offload=self._offload)
             self._at_window.take()
 
     def after_step(self) -> bool:
@@ -503,8 +513,8 @@ class Horizon(Policy):
 
     def extra_bytes(self) -> int:
         """Memory beyond training itself, the copies for a rollback included once they have been taken."""
-        copies = self._path, self.incumbent.weights, self._at_window, self._at_beginning
-        return sum(copy.bytes() for copy in copies)
+        own = self._at_window.bytes() if self._at_window is not self._at_beginning else 0
+        return own + self._at_beginning.bytes() + self._path.bytes() + self.incumbent.weights.bytes()
 
     def configuration(self) -> dict[str, Any]:
         return {"trained": list(self._window.numbers), **self.incumbent.weights.configuration}
@@ -537,6 +547,7 @@ class Horizon(Policy):
         self.incumbent.load_state_dict(state["incumbent"])
         self._checks.load(state["constant"])
         self._path.load_state_dict(state["trail"])
+        self._at_window = self._snapshot(offload=self._offload)
         self._at_window.load_state_dict(state["snapshot"])
         self._at_beginning.load_state_dict(state["beginning"])
         self._probe.load_state_dict(state["probe"], self._context.replicas.world_rank)

@@ -2,18 +2,21 @@
 
 On the tasks of ``benchmarks/zoo`` that it was fitted on, the best rate falls with the pace, by how much of
 their tensors' sizes a unit of rate moves the weights in a step. It falls by less than the pace rises, and
-for all optimizers alike: two numbers, and an error of four times either way.
+for all optimizers alike: two numbers, and an error of four times either way. Weights that were trained before
+want less, the more of them there are: what they have learnt spoils before the loss shows it.
 """
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["likely_rates", "usual_rate"]
+__all__ = ["fine_tuning", "likely_rates", "usual_rate"]
 
 #: log10 of the rate at a pace of 1, and by how much it changes for a pace ten times as high;
 #: ``python -m benchmarks.zoo.prior`` fits them.
 _AT_ONE, _SLOPE = -1.33, -0.70
+#: So many trained weights want the usual rate; ``python -m benchmarks.pretrained`` says why, in its protocol.
+_TRAINED = 3000.0
 #: In four of five runs on the zoo the tuned rate lay within so many times the one found.
 _LIKELY = 6.0
 
@@ -25,6 +28,17 @@ def usual_rate(pace: float) -> float:
     (0.047, 0.0019)
     """
     return math.pow(10.0, _AT_ONE + _SLOPE * math.log10(pace))
+
+
+def fine_tuning(trained: float, share: float) -> float:
+    """What share of the usual rate suits a model in which so many weights, a ``share`` of all, were trained
+    before. A step that moves all of them one way changes what n inputs add up to by n times its size, and a
+    layer of √N inputs has N weights.
+
+    >>> fine_tuning(300_000, 1.0), fine_tuning(0, 0.0)
+    (0.1, 1.0)
+    """
+    return math.pow(min(1.0, _TRAINED / max(trained, 1.0)), share / 2)
 
 
 def likely_rates(found: float) -> tuple[float, float]:

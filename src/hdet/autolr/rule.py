@@ -104,7 +104,7 @@ class HorizonState:
     ``value`` is the factor on the schedule, ``usual`` the one it is drawn to; ``pace`` the speed that a unit
     of it gave the weights so far; ``ceiling`` is what it is not raised above after a retreat or a rollback;
     ``worked`` is the highest that made progress. ``first_loss`` is where the judged windows began;
-    ``trained`` is the share of the weights that were trained before it."""
+    ``fine_tuning`` is the share of the usual rate that suits these weights, below 1 for trained ones."""
 
     value: float
     usual: float | None = None
@@ -119,7 +119,7 @@ class HorizonState:
     pace: float | None = None
     ceiling: float = math.inf
     worked: float = 0.0
-    trained: float = 0.0
+    fine_tuning: float = 1.0
 
     def risen(self, rise: float) -> HorizonState:
         """Where the schedule rises by itself, a smaller factor gives the same learning rate as before."""
@@ -173,7 +173,6 @@ class HorizonController:
         slower: after a rollback or a retreat the rate is divided by this, and bounded by that; the bound
             grows in proportion to the steps taken.
         least: outside the decay the rate never falls below one that made progress by more than this factor.
-        fine_tuning: the usual rate of weights that were all trained before, over that of new ones.
 
     >>> controller = HorizonController()
     >>> state = HorizonState(1e-3, usual=1e-3, windows=9, first_loss=4.0)
@@ -193,10 +192,9 @@ class HorizonController:
     lost: float = 0.1
     slower: float = 3.0
     least: float = 30.0
-    fine_tuning: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("tolerance", "growth", "start_speed", "fine_tuning"):
+        for name in ("tolerance", "growth", "start_speed"):
             value = getattr(self, name)
             if not (_is_number(value) and math.isfinite(value) and value > 0):
                 raise ValueError(f"HorizonController: {name} must be a finite number > 0, got {value!r}")
@@ -222,7 +220,7 @@ class HorizonController:
         if self._exploded(state, window):
             return self._back(state, speed, gap, progress)
         if window.rounding > 0:  # the faster weights travel, the less of it is rounded away
-            state = replace(state, usual=self._usual(state, window))
+            state = replace(state, usual=_usual(state, window))
         gap, progress = self._pool(state.gap, gap), self._pool(state.progress, progress)
         error = standard_error(gains)
         progresses = window.decides and progress > error  # what is not larger than its error is none
@@ -317,7 +315,7 @@ class HorizonController:
                 return HorizonDecision(state, "hold", window.speed, why="does not move")
             state = replace(state, value=state.value * _BLIND_STEP, blind=state.blind + 1, backs=0)
             return HorizonDecision(state, "scale", window.speed, why="hardly moved")
-        usual = self._usual(state, window)
+        usual = _usual(state, window)
         fast = state.value * self.start_speed / window.speed
         value = min(fast, usual, state.ceiling)
         if window.displacement <= _ROUNDED * window.rounding and value > 2 * state.value:
@@ -362,15 +360,15 @@ class HorizonController:
         learnt = gained > 3 * error
         return thrown or (learnt and rise > self.lost * gained and state.backs == 0 and not decays)
 
-    def _usual(self, state: HorizonState, window: Window) -> float:
-        """The factor that is usual at the pace of this window for such weights, and no more than before."""
-        pace = window.displacement / window.steps_between / (state.value * window.unit)
-        usual = usual_rate(pace) / window.unit if 0 < pace < math.inf else math.inf
-        usual *= self.fine_tuning**state.trained
-        return usual if state.usual is None else min(usual, state.usual)
-
     def _pool(self, before: float | None, now: float) -> float:
         return now if before is None else self.memory * before + (1 - self.memory) * now
+
+
+def _usual(state: HorizonState, window: Window) -> float:
+    """The factor that is usual at the pace of this window, of these weights, and no more than before."""
+    pace = window.displacement / window.steps_between / (state.value * window.unit)
+    usual = state.fine_tuning * usual_rate(pace) / window.unit if 0 < pace < math.inf else math.inf
+    return usual if state.usual is None else min(usual, state.usual)
 
 
 def _counted(state: HorizonState) -> HorizonState:

@@ -101,7 +101,7 @@ class Search(Door, LRScheduler):
         schedule: Literal["wsd", "cosine", "onecycle"] | LRScheduler,
         rule: HorizonController | None,
         patience: int | None,
-        offload: bool,
+        offload: bool | None,
         history: History | None,
         on_event: Callable[[Event], object] | None,
         gradients: Gradients,
@@ -593,7 +593,8 @@ def _check(
         )
     if patience is not None and (not isinstance(patience, int) or patience < 1):
         raise ValueError(f"{caller}: patience must be an integer of at least 1, or None, got {patience!r}")
-    check_offload(caller, offload)
+    if offload is not None:
+        check_offload(caller, offload)
 
 
 def check_probe(caller: str, probe: object, *, required: bool = True) -> None:

@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -34,6 +34,7 @@ __all__ = [
     "copy_of",
     "empty_copy",
     "fits",
+    "has_room",
     "state_is_finite",
     "uninterrupted",
     "wait_for_copies",
@@ -45,6 +46,8 @@ _FLATTEN = "__tensor_flatten__"
 _SENDERS: set[torch.device] = set()
 #: Memory from this size on has pages of its own.
 _LARGE_BYTES = 1 << 20
+#: Copies stay on the device where so many times as much is free.
+_ROOM = 4
 #: What a parameter group holds that is the user's or the schedule's, not the optimizer's.
 _NOT_STATE = frozenset({"params", "lr", "initial_lr", "param_names"})
 
@@ -166,26 +169,52 @@ def _pinned_like(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)
 
 
+def has_room(tensors: Iterable[Tensor]) -> bool:
+    """Whether copies of these take at most a quarter of what their device has left. Asked once training has
+    taken what it needs, which torch keeps: before, all of the device looks free."""
+    wanted: dict[torch.device, int] = {}
+    for tensor in tensors:
+        wanted[tensor.device] = wanted.get(tensor.device, 0) + _bytes_of(tensor)
+    return all(
+        device.type == "cuda" and torch.cuda.mem_get_info(device)[0] >= _ROOM * size
+        for device, size in wanted.items()
+    )
+
+
 class Copies:
     """Copies of tensors by key; the memory is kept and written over.
 
     Args:
-        offload: whether it is the host's.
+        offload: whether it is the host's; None: the device's where it has room, else the host's.
     """
 
-    def __init__(self, *, offload: bool) -> None:
+    def __init__(self, *, offload: bool | None) -> None:
         self._offload = offload
         self.tensors: dict[Any, Tensor] = {}
 
     @torch.no_grad()
-    def write(self, tensors: Mapping[Any, Tensor], like: Mapping[Any, Tensor] | None = None) -> None:
+    def write(
+        self,
+        tensors: Mapping[Any, Tensor],
+        like: Mapping[Any, Tensor] | None = None,
+        *,
+        offload: bool | None = None,
+    ) -> None:
         """Copy these, in the type and shape of ``like`` where that has another."""
+        wanted = tensors if like is None else {key: like[key] for key in tensors}
+        if (offload := self._offload if offload is None else offload) is None:
+            elsewhere = [
+                tensor
+                for key, tensor in wanted.items()
+                if key not in self.tensors or self.tensors[key].device != tensor.device
+            ]
+            offload = bool(elsewhere) and not has_room(elsewhere)
         here: list[Tensor] = []
         for key, tensor in tensors.items():
-            wanted = tensor if like is None else like[key]
-            memory = self.tensors.get(key)
-            if memory is None or memory.dtype != wanted.dtype or not fits(memory, wanted):
-                memory = self.tensors[key] = self.empty(wanted)
+            memory, model = self.tensors.get(key), wanted[key]
+            fit = memory is not None and memory.dtype == model.dtype and fits(memory, model)
+            if memory is None or not fit or (memory.device != model.device and not offload):
+                memory = self.tensors[key] = empty_copy(model, offload=offload)
             if memory.device == tensor.device and not hasattr(tensor, _FLATTEN):
                 here += memory, tensor
             else:
@@ -198,9 +227,13 @@ class Copies:
         self.tensors = {key: memory for key, memory in self.tensors.items() if key in tensors}
         self.write(tensors)
 
+    def load(self, tensors: Mapping[Any, Tensor], like: Mapping[Any, Tensor] | None = None) -> None:
+        """Copy what was saved, before training has shown what room there is."""
+        self.write(tensors, like, offload=self._offload is not False)
+
     def empty(self, like: Tensor) -> Tensor:
         """Memory for one that is not copied yet."""
-        return empty_copy(like, offload=self._offload)
+        return empty_copy(like, offload=self._offload is not False)
 
     def bytes(self) -> int:
         """What they take."""
@@ -213,13 +246,18 @@ class Snapshot:
     Args:
         optimizer: its parameters and its state are copied, whatever kind it is.
         model: its buffers are copied.
-        offload: whether the copies lie in the host's memory.
+        offload: whether the copies lie in the host's memory; None: where the device has no room.
         replicas: who trains; several in this process have buffers of their own, which the model does not
             hold.
     """
 
     def __init__(
-        self, optimizer: Optimizer, model: nn.Module, *, offload: bool, replicas: Replicas | None = None
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        offload: bool | None,
+        replicas: Replicas | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._replicas = replicas or SoloReplica()
@@ -301,7 +339,7 @@ class Snapshot:
         self._copies.tensors = {}
         for key, saved in _entries(state["kept"]):
             like = saved if saved.device == device else copy_of(saved, device)
-            self._copies.write({key: saved}, {key: like})
+            self._copies.load({key: saved}, {key: like})
         self._values = {(kind, i, name): value for kind, i, name, value in state["values"]}
 
     def _now(self) -> tuple[dict[_Key, Tensor], dict[_Key, Any]]:

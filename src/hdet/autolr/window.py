@@ -376,22 +376,23 @@ class WeightPath:
         self._set_scales()
         self.restart()
 
-    def trained(self) -> list[float]:
-        """Of each optimizer, which share of the values in its weights' matrices lies in such as were trained
-        before. Of a matrix on several ranks each judges its shard; FSDP1's flat ones count as new."""
-        found = []
+    def trained(self) -> list[tuple[float, float]]:
+        """Of each optimizer's weights how many lie in matrices that were trained before, and which share of
+        those in matrices that is. Of a matrix on several ranks each judges its own shard; FSDP1's flat
+        parameters have none, and count as new."""
+        found: list[float] = []
         for span in self.spans:
             parts = [
-                (local(part).detach(), share)
+                (share * part.numel(), local(part).detach())
                 for parameter, share in zip(self._parameters[span], self._shares[span], strict=True)
                 for part in self._replicas.parts_of(parameter)
+                if local(part).dim() > 1
             ]
-            sizes = [(share * part.numel(), part) for part, share in parts if part.dim() > 1]
-            all_of, those = math.fsum(n for n, _ in sizes), math.fsum(n for n, p in sizes if was_trained(p))
-            found += math.sqrt(those), math.sqrt(all_of)
-        # Sums over the ranks of this replica, as squares of norms are.
+            trained = math.fsum(count for count, part in parts if was_trained(part))
+            found += math.sqrt(trained), math.sqrt(math.fsum(count for count, _ in parts))
+        # Sums over the ranks of this replica: as squares of norms.
         sums = [norm * norm for norm in self._replicas.replica_norms(found)]
-        return [those / max(all_of, 1.0) for those, all_of in zip(sums[::2], sums[1::2], strict=True)]
+        return [(part, part / max(whole, 1.0)) for part, whole in zip(sums[::2], sums[1::2], strict=True)]
 
     def restart(self) -> None:
         """The present weights become p."""

@@ -98,7 +98,7 @@ class AutoTune(Search):
         schedule: Literal["wsd", "cosine", "onecycle"] | LRScheduler = "wsd",
         patience: int | None = 3,
         gradients: Gradients | None = None,
-        offload: bool = True,
+        offload: bool | None = None,
         process_group: ProcessGroup | Replicas | None = None,
         seed: int = 0,
         history: History | None = None,
