@@ -107,7 +107,7 @@ def planned(rows: Mapping[Run, Row], parts: Sequence[str], device: str) -> list[
     for task in YIELDS:
         for part in yields:
             if part in parts:
-                runs += [_yield(task, arm, split, device) for split in range(SPLITS) for arm in yields[part]]
+                runs += [_yield(task, arm, split, device) for arm in yields[part] for split in range(SPLITS)]
         if task == YIELDS[0] and "search" in parts:
             runs += asked(rows, device) + _searched(rows, device)
     if "texts" in parts:

@@ -49,7 +49,6 @@ _RUNS: dict[str, list[tuple[_Size, int, bool | None]]] = {
         (_BILLION, 500, None),
         (_BILLION, 200, True),
         (_HUNDRED_MILLION, 500, None),
-        (_HUNDRED_MILLION, 2000, None),
     ],
 }
 _TRAINED, _HELD_OUT = 8, 32
