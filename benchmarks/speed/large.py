@@ -8,8 +8,8 @@ and as it is by default, where they stay on a device that has room: at rest, at 
 a forward pass of the probe takes by itself, and while a state is made. Time is told as a share of plain
 steps, and where it goes: at the first step of a window (the copy for a rollback), at its last (the probe, the
 best weights), at all others (the mean), and the first time that the host's memory is asked for, which is once
-a run however long it is. Packing is told as a share of what the device copies in the same time; the collective
-between packing and unpacking is left out.
+a run however long it is. Packing is told as a share of what the device copies in the same time; the
+collective between packing and unpacking is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -274,11 +275,9 @@ def _searched(
     taken: list[float] = []
     records: list[Any] = []
     for i in range(steps):
-        seconds = _seconds(step, watch.wait)
-        began, there = time.perf_counter(), watch.now()
-        peak = watch.peak(lambda: records.append(auto.step()))
-        watch.wait()
-        taken.append(seconds + time.perf_counter() - began)
+        there, both = watch.now(), [_seconds(step, watch.wait)]
+        peak = watch.peak(partial(_timed, auto.step, watch.wait, both, records))
+        taken.append(math.fsum(both))
         if records[-1] is None:
             at_rest = max(at_rest, watch.now() - training)
         else:
@@ -341,6 +340,13 @@ def _copied_bytes_a_second(numel: int, where: torch.device, wait: Callable[[], o
     other = torch.empty_like(one)
     seconds = statistics.median(_seconds(lambda: other.copy_(one), wait) for _ in range(7))
     return 2 * numel * one.element_size() / seconds
+
+
+def _timed(
+    work: Callable[[], object], wait: Callable[[], object], seconds: list[float], results: list[Any]
+) -> None:
+    """What it returns, and how long it took, without what counting memory takes."""
+    seconds.append(_seconds(lambda: results.append(work()), wait))
 
 
 def _seconds(work: Callable[[], object], wait: Callable[[], object]) -> float:

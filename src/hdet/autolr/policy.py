@@ -214,10 +214,7 @@ class Horizon(Policy):
             self._window.open(norm_of(self._window.weights) if alone else 0.0)
         if self._fresh:
             self._path.start()
-            lower = [fine_tuning(*counted) for counted in self._path.trained()]
-            self._states = [
-                replace(state, fine_tuning=share) for state, share in zip(self._states, lower, strict=True)
-            ]
+            self._expect_trained()
             if self.incumbent.weights.choice.kept is None:
                 self._at_beginning.take()
             self._fresh = False
@@ -226,6 +223,15 @@ class Horizon(Policy):
             if self._at_window is self._at_beginning:
                 self._at_window = self._snapshot(offload=self._offload)
             self._at_window.take()
+
+    def _expect_trained(self) -> None:
+        """Where weights were trained before, a lower rate is usual."""
+        shares = [fine_tuning(*counted) for counted in self._path.trained()]
+        states = zip(self._states, shares, strict=True)
+        self._states = [replace(state, fine_tuning=share) for state, share in states]
+        if min(shares) < 1 and self._context.replicas.world_rank == 0:
+            told = " and ".join(f"{share:.2g}" for share in shares)
+            logger.info("%s: weights that were trained before: usual rate × %s", self._context.caller, told)
 
     def after_step(self) -> bool:
         """One more iterate; whether the window is over. Weights that diverge end it at once."""

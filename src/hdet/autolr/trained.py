@@ -32,7 +32,7 @@ def was_trained(tensor: Tensor) -> bool:
     >>> was_trained(random), was_trained(random + 0.5 * torch.ones(64, 1))
     (False, True)
     """
-    matrix = tensor.reshape(len(tensor), -1)
+    matrix = tensor.flatten(1)
     norm = norm_of([matrix])
     if not 0 < norm < math.inf:
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ T = TypeVar("T")
 #: So many iterates, and fewer than twice as many, make up the mean of a longer window. More cost time, and 16
 #: and 32 change nothing that is seen (docs/log.md).
 _ITERATES = 8
+#: Narrow weights are made wide, to be averaged, so many bytes at a time.
+_PIECE_BYTES = 64 << 20
 #: How often the alarm reads the norm of the weights in a window, and how many times its usual size means that
 #: they diverge.
 _LOOKS, _FAR = 4, 100.0
@@ -172,6 +174,7 @@ class WindowMean:
         self.count = 0
         # Views without a graph, made once a window: a list of fifty takes longer than averaging them.
         self._seen = [weight.detach() for weight in self._weights]
+        self._pieces = list(_pieces(self.tensors, self._seen)) if self._narrow else []
 
     def add(self, left: int) -> None:
         """Once a step, with the steps that are left: every k-th iterate counts, and always the last."""
@@ -181,9 +184,9 @@ class WindowMean:
         # functions have no public name: see replicas/averaging.py.
         if not self.count:  # written over, not averaged in: what a window before left may not be finite
             torch._foreach_copy_(self.tensors, self._seen)
-        elif self._narrow:  # one after the other: no wide copy of all weights
-            for mean, now in zip(self.tensors, self._seen, strict=True):
-                mean.lerp_(now.to(mean.dtype), 1 / (self.count + 1))
+        elif self._narrow:  # piece by piece: no wide copy of all weights
+            for means, now in self._pieces:
+                _lerp_wide(means, now, 1 / (self.count + 1))
         else:
             torch._foreach_lerp_(self.tensors, self._seen, 1 / (self.count + 1))
         self.count += 1
@@ -215,6 +218,27 @@ class WindowMean:
         """The weights are in the model again, if they were not."""
         if self._swapped:
             self.swap_()
+
+
+def _pieces(
+    means: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Some at a time, as many as take little memory together, or one that takes more."""
+    start = size = 0
+    for end, mean in enumerate(means):
+        if end > start and size + mean.numel() * mean.element_size() > _PIECE_BYTES:
+            yield list(means[start:end]), list(weights[start:end])
+            start, size = end, 0
+        size += mean.numel() * mean.element_size()
+    if means:
+        yield list(means[start:]), list(weights[start:])
+
+
+def _lerp_wide(means: list[Tensor], weights: list[Tensor], share: float) -> None:
+    """In two calls for all."""
+    wide = [torch.empty_like(mean) for mean in means]
+    torch._foreach_copy_(wide, weights)
+    torch._foreach_lerp_(means, wide, share)
 
 
 def wide_copy(weight: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hdet.autolr.prior import usual_rate
+from hdet.autolr.prior import fine_tuning, usual_rate
 
 paces = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 
@@ -31,3 +31,21 @@ def test_it_falls_with_the_pace_and_by_less_than_in_proportion(a: float, b: floa
     assume(fast / slow > 1 + 1e-9)
     fall = math.log(usual_rate(slow)) - math.log(usual_rate(fast))
     assert 0 < fall < math.log(fast) - math.log(slow)
+
+
+shares = st.floats(0, 1)
+counts = st.floats(0, 1e13)
+
+
+@given(counts, counts, shares, shares)
+def test_more_trained_weights_want_less_and_new_ones_all_of_it(
+    few: float, many: float, a: float, b: float
+) -> None:
+    assert fine_tuning(many, 0.0) == 1.0
+    (few, many), (a, b) = sorted((few, many)), sorted((a, b))
+    assert 0 < fine_tuning(many, b) <= fine_tuning(few, a) <= 1
+
+
+@given(st.floats(1e5, 1e10))
+def test_four_times_the_weights_want_half_the_rate(trained: float) -> None:
+    assert fine_tuning(4 * trained, 1.0) == pytest.approx(fine_tuning(trained, 1.0) / 2)

@@ -14,8 +14,18 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import hdet
+from hdet.autolr import snapshot as snapshot_module
 from hdet.autolr.rule import HorizonController
-from hdet.autolr.snapshot import Copies, Snapshot, copy_into, copy_of, empty_copy, fits, wait_for_copies
+from hdet.autolr.snapshot import (
+    Copies,
+    Snapshot,
+    copy_into,
+    copy_of,
+    empty_copy,
+    fits,
+    has_room,
+    wait_for_copies,
+)
 from hdet.history import SyncRecord
 from tests.fakes import Alike
 from tests.states import there_and_back
@@ -719,3 +729,86 @@ def test_the_host_s_memory_is_reached_by_the_device_and_given_back(size: int) ->
     del room
     again = [torch.empty(size) for _ in range(4)]
     assert size < 1 << 18 or not any(tensor.is_pinned() for tensor in again)
+
+
+# ---------------------------------------------------------------------- where copies lie
+
+
+class OnDevice:
+    """As much of a GPU's tensor as is asked whether copies have room."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def numel(self) -> int:
+        return self._size
+
+    def element_size(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "free", "expected"), [([25], 100, True), ([20, 6], 100, False), ([], 0, True)]
+)
+def test_copies_may_take_a_quarter_of_what_is_free(
+    sizes: list[int], free: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
+    assert has_room([OnDevice(size) for size in sizes]) is expected  # type: ignore[misc]
+    assert not has_room([torch.zeros(2)]), "of other devices nothing is known"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each memory that is made is the host's."""
+    found: list[bool] = []
+
+    def record(tensor: Tensor, *, offload: bool) -> Tensor:
+        found.append(offload)
+        return torch.empty_like(tensor)
+
+    monkeypatch.setattr(snapshot_module, "empty_copy", record)
+    return found
+
+
+@pytest.mark.parametrize("room", [False, True])
+def test_by_default_copies_lie_where_there_is_room(
+    room: bool, made: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(snapshot_module, "has_room", lambda some: bool(asked.append(len(list(some)))) or room)
+    copies = Copies(offload=None)
+    copies.write({"a": X[:2], "b": X[:3]})
+    copies.write({"a": X[:2], "b": X[:3]})
+    assert (made, asked) == ([not room, not room], [2]), "asked for all together, and once"
+    copies.write({"a": X[:2], "c": X[:4]})
+    assert (made[2:], asked) == ([not room], [2, 1])
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_place_that_was_asked_for_is_taken(
+    offload: bool, made: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_module, "has_room", lambda _: pytest.fail("not to be asked"))
+    copies = Copies(offload=offload)
+    copies.write({"a": X[:2]})
+    copies.load({"b": X[:3]})
+    assert made == [offload, offload]
+
+
+def test_what_is_loaded_lies_with_the_host_until_training_has_shown_its_room(made: list[bool]) -> None:
+    Copies(offload=None).load({"a": X[:2]})
+    assert made == [True]
+
+
+def test_the_first_window_has_the_copy_of_the_beginning() -> None:
+    """The same weights: one copy serves both, until the next window begins."""
+    run = Run("adamw", lambda _: None, offload=True)
+    run()
+    once = run.auto.extra_bytes()
+    run.until_a_record(EVERY)
+    run()
+    weights = sum(p.numel() * p.element_size() for p in run.model.parameters())
+    assert run.auto.extra_bytes() >= once + 3 * weights, "weights and two moments of the window's beginning"

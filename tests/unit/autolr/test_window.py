@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hdet import AutoLR, Probe
+from hdet.autolr import window
 from hdet.autolr.clock import Clock
 from hdet.autolr.window import Alarm, WeightPath, WindowLoop, WindowMean, _Bins, sketch, sketch_of_shards
 from hdet.loop.policy import Context
@@ -274,8 +275,9 @@ def _same_memory(made: Tensor, given: object) -> bool:
     )
 
 
-def test_averaging_and_swapping_low_precision_take_no_second_copy() -> None:
+def test_averaging_and_swapping_low_precision_take_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole copies would be 2 × the weights for each iterate, and 1 × at the end of a window."""
+    monkeypatch.setattr(window, "_PIECE_BYTES", 3 * 4 * 64 * 64)
     weights = [torch.randn(64, 64).bfloat16() for _ in range(32)]
     mean = WindowMean(weights)
     mean.begin(3)
@@ -286,6 +288,21 @@ def test_averaging_and_swapping_low_precision_take_no_second_copy() -> None:
         mean.swap_()
     of_one = weights[0].numel() * weights[0].element_size()
     assert 0 < alive.peak <= 8 * of_one
+
+
+@pytest.mark.parametrize("tensors_at_once", [1, 3, 100])
+def test_low_precision_is_averaged_piece_by_piece_and_bit_for_bit(
+    tensors_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "_PIECE_BYTES", tensors_at_once * 4 * 6)
+    weights = [torch.zeros(2, 3, dtype=torch.bfloat16) for _ in range(7)] + [torch.zeros(50).bfloat16()]
+    iterates = [[torch.randn_like(weight) for weight in weights] for _ in range(5)]
+    found = average(weights, iterates, WindowMean(weights))
+    for k, mean in enumerate(found):
+        expected = iterates[0][k].float()
+        for count, iterate in enumerate(iterates[1:], start=2):
+            expected.lerp_(iterate[k].float(), 1 / count)
+        assert torch.equal(mean, expected)
 
 
 # ---------------------------------------------------------------------- trail
