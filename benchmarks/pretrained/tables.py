@@ -34,7 +34,7 @@ THEIRS = {
 _PUBLISHED = f"published{AS_IT_RAN}"
 #: The parts that are told by loss and accuracy.
 CLASSIFIED = {"fit": FITTED, "texts": TEXTS, "images": IMAGES}
-_PARTS = ("given", "autolr", "autotune", "search", *CLASSIFIED)
+_PARTS = ("given", "autolr", "autotune", *CLASSIFIED)
 
 
 def analyse(rows: Mapping[Run, Row]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,7 @@ from benchmarks.zoo.families import PARTS
 from benchmarks.zoo.plan import Cell, Plan, Run, run_of
 from benchmarks.zoo.prior import ROWS as SWEPT
 from benchmarks.zoo.runs import execute
-from hdet.autolr import best
+from hdet.autolr import best, policy
 from hdet.autolr.rule import HorizonController
 
 __all__ = ["AS_IT_IS", "ROWS", "VARIANTS", "compare", "execute_variant", "main", "run"]
@@ -56,6 +56,8 @@ _INSTEAD_OF_BEST: Mapping[str, Sequence[float]] = {
     "_RESTART": (best._RESTART / 2, 2 * best._RESTART),
     "_YOUTH": (best._YOUTH / 2, 2 * best._YOUTH),
 }
+#: Of the usual rate, for weights that were trained before: what ``prior.fine_tuning`` may be instead.
+_SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 #: So much worse, as a share, must a variant be.
 _PAYS = 0.003
 
@@ -64,6 +66,10 @@ def _rules() -> Iterator[tuple[str, HorizonController]]:
     for name, usual in asdict(HorizonController()).items():
         for value in _INSTEAD.get(name, (usual / 2, 2 * usual)):
             yield f"{name} {value:.3g}", HorizonController(**{name: value})
+
+
+def _always(share: float) -> Callable[..., float]:
+    return lambda *_: share
 
 
 #: Arguments of AutoLR or its probe, and what stands for a name of a module.
@@ -77,6 +83,7 @@ VARIANTS: Mapping[str, _Variant] = {
         for name, values in _INSTEAD_OF_BEST.items()
         for value in values
     },
+    **{f"trained × {share:g}": ({}, {(policy, "fine_tuning"): _always(share)}) for share in _SHARES},
 }
 
 
@@ -98,12 +105,14 @@ def run(
     minutes: float | None = None,
     rows: Path = ROWS,
     variants: Sequence[str] = tuple(VARIANTS),
+    tasks: Sequence[str] = (),
     say: Say = print,
     name: str = "zoo-ablation",
 ) -> dict[str, Any]:
     """Run what is not in ``rows`` yet, for so many ``minutes``, and compare all that is; plain JSON."""
     done: KeptRows[Job] = KeptRows(rows, _job_of)
-    asked = Plan([cell for one in part.split("+") for cell in cells(one)], seeds=seeds, device=device)
+    some = [cell for one in part.split("+") for cell in cells(one) if not tasks or cell[0] in tasks]
+    asked = Plan(some, seeds=seeds, device=device)
     jobs = _jobs(variants, asked, asked.cells)
     if minutes != 0:
         here = _jobs(variants, asked, can_run(asked.cells, say))
@@ -123,7 +132,8 @@ def run(
     module = name.replace("-", ".")
     return {
         **machine.about(name, quick=False, device=device),
-        "command": f"python -m benchmarks.{module} --part {part} --seeds {seeds} --device {device}",
+        "command": f"python -m benchmarks.{module} --part {part} --seeds {seeds} --device {device}"
+        + (f" --tasks {' '.join(tasks)}" if tasks else ""),
         "settings": {"part": part, "cells": len(asked.cells), "seeds": seeds},
         "missing_runs": sum(job not in done.finished for job in jobs),
         "errors": sorted(failed),
@@ -213,6 +223,9 @@ def main() -> None:
         default=[*VARIANTS],
         metavar="NAME",
         help="all unless given",
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", default=(), metavar="NAME", help="of the part; all unless given"
     )
     write_table("zoo-ablation", parser, run, ROWS)
 

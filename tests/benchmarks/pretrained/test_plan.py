@@ -6,7 +6,18 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.pretrained.plan import IMAGE_RATES, RATES, TRIALS, Run, asked, planned, run_of
+from benchmarks.pretrained.plan import (
+    FACTORS,
+    FITTED,
+    IMAGE_RATES,
+    RATES,
+    TRIALS,
+    Run,
+    asked,
+    factor_arm,
+    planned,
+    run_of,
+)
 from benchmarks.rows import Row
 
 
@@ -24,6 +35,14 @@ def test_the_rate_of_the_lowest_held_out_loss_is_trained_on_all_samples() -> Non
     assert [(run.task, run.rate, run.held, run.seed) for run in swept] == [
         ("news", RATES[4], False, seed) for seed in range(3)
     ]
+
+
+def test_the_factor_is_chosen_on_texts_that_tell_nothing_else() -> None:
+    runs = planned({}, ["fit"], "cpu")
+    assert {run.task for run in runs} == set(FITTED)
+    assert not {run.task for run in runs} & {run.task for run in planned({}, ["texts"], "cpu")}
+    assert {run.arm for run in runs} == {*map(factor_arm, FACTORS), "autolr", "usual", "sweep"}
+    assert not any(run.lora for run in runs)
 
 
 def test_what_has_diverged_is_not_chosen() -> None:

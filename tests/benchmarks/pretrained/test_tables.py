@@ -25,7 +25,7 @@ def test_an_arm_is_held_against_the_published_one_on_the_splits_that_both_have()
     default = found["yields"]["suzuki"]["default"]
     assert (default["rmse"], default["rmse_difference"], default["on"]) == (10.0, 2.0, [0, 1, 2])
     assert "rmse_difference" not in found["yields"]["suzuki"]["published, as it ran"]
-    assert found["done"]["as-it-ran"] == [0, 20]
+    assert found["done"]["given"] == [0, 40]  # of these settings none is planned
     lines = markdown(found).splitlines()
     assert lines[-1].startswith("| suzuki | 5e-5, dropout 0.1 | 5 | 0.900 ")
     assert "| +2.00 ± 0.00 (splits 0–2) | 1 |" in lines[-1]

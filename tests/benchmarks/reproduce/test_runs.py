@@ -47,8 +47,9 @@ def test_all_configurations_run_and_fill_every_cell(table: dict[str, Any]) -> No
         assert [row["configuration"] for row in block["rows"]] == list(CONFIGURATIONS)
         for row in block["rows"]:
             assert row["seeds"] == 1
-            assert math.isfinite(row["train"]["mean"])
-            assert math.isfinite(row["held_out"]["mean"])
+            # On some processors a run that crashes ends in NaN, which is told as None.
+            crashes = block["name"] == "crash" and row["crashed"] == 1
+            assert all(crashes or math.isfinite(row[of]["mean"]) for of in ("train", "held_out"))
             assert row["seconds"] > 0
     text = said(table)
     for name in CONFIGURATIONS:
@@ -65,7 +66,7 @@ def test_all_configurations_run_and_fill_every_cell(table: dict[str, Any]) -> No
 def test_a_loss_far_above_the_base_rates_is_never_called_sound(table: dict[str, Any]) -> None:
     far = 2 * table["reference"]["base_rate_loss"]
     rows = [*table["sweep"]["rows"], *(row for block in table["blocks"] for row in block["rows"])]
-    lost = [row for row in rows if row["train"]["mean"] > far]
+    lost = [row for row in rows if row["train"]["mean"] is None or row["train"]["mean"] > far]
     assert lost
     assert all(row["crashed"] == 1 for row in lost)
 

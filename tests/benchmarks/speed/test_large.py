@@ -26,9 +26,10 @@ def test_a_run_is_measured_whole(result: dict) -> None:
     assert 0 <= once <= 1
     assert all(value is None for value in result["memory_in_weights"].values()), "no GPU, no count"
     assert [one["bucket_memory"] >> 20 for one in result["packing"]] == [48, 384]
-    (other,) = result["others"]
-    assert other["steps"] == 80
-    assert "packing" not in other
+    with_host, longer = result["others"]
+    assert (with_host["steps"], longer["steps"]) == (60, 80)
+    assert [one["offload"] for one in (result, with_host, longer)] == [None, True, None]
+    assert "packing" not in with_host | longer
     assert set(result["goals"]) == {"more wall-clock than plain training", "packing, of the device's copies"}
 
 
@@ -56,3 +57,4 @@ def test_what_is_measured_is_told(result: dict) -> None:
     Console(file=screen, width=140).print(large.table(told))
     assert "1.50 × the weights" in screen.getvalue()
     assert ", 80 steps of" in screen.getvalue()
+    assert "copies with the host" in screen.getvalue()
