@@ -106,3 +106,31 @@ def test_auto_lr(ranks: LocalProcesses, layout: str, optimizer: str, spike: int 
     assert (found["handed"].kind, found["handed"].step) == (expected["handed"].kind, expected["handed"].step)
     for name, weight in expected["after"].items():
         torch.testing.assert_close(found["after"][name], weight, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def as_if_trained(model: Any) -> None:
+    for layer in (model.one, model.two):
+        layer.weight.add_(torch.outer(torch.ones(len(layer.weight)), layer.weight[0]))
+
+
+def usual_share(rank: int, layout: str) -> float:
+    run = Run(rank, layout, widths=(160, 96), prepare=as_if_trained)
+    auto = hdet.AutoLR(run.optimizer, probe=run.probe(), total_steps=160)
+    run.run(auto, 1)
+    (state,) = auto._horizon.state_dict()["states"]
+    return float(state["fine_tuning"])
+
+
+@pytest.mark.parametrize("layout", ["hsdp", "fsdp2", "tp x dp"])
+def test_trained_weights_are_told_from_their_shards(ranks: LocalProcesses, layout: str) -> None:
+    """Alike on all ranks; of a small matrix a shard may be too small to stand out."""
+    expected, _ = ranks.run(usual_share, "ddp", size=2)
+    first, *others = ranks.run(usual_share, layout, size=4)
+    assert others == [first] * 3
+    assert first == pytest.approx(expected, rel=0.05)
+    assert first < 1
+
+
+def test_flat_parameters_count_as_new(ranks: LocalProcesses) -> None:
+    assert set(ranks.run(usual_share, "fsdp1 hybrid", size=4)) == {1.0}

@@ -406,14 +406,14 @@ class WeightPath:
         parameters have none, and count as new."""
         found: list[float] = []
         for span in self.spans:
-            parts = [
-                (share * part.numel(), local(part).detach())
+            matrices = [
+                (share * own.numel(), own)
                 for parameter, share in zip(self._parameters[span], self._shares[span], strict=True)
                 for part in self._replicas.parts_of(parameter)
-                if local(part).dim() > 1
+                if (own := local(part).detach()).dim() > 1
             ]
-            trained = math.fsum(count for count, part in parts if was_trained(part))
-            found += math.sqrt(trained), math.sqrt(math.fsum(count for count, _ in parts))
+            trained = math.fsum(count for count, own in matrices if was_trained(own))
+            found += math.sqrt(trained), math.sqrt(math.fsum(count for count, _ in matrices))
         # Sums over the ranks of this replica: as squares of norms.
         sums = [norm * norm for norm in self._replicas.replica_norms(found)]
         return [(part, part / max(whole, 1.0)) for part, whole in zip(sums[::2], sums[1::2], strict=True)]
