@@ -527,6 +527,9 @@ class Horizon(Policy):
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the tensors without which a window in progress could not go on bit for bit."""
+        # A checkpoint may be loaded in place: no two of its tensors share memory.
+        at_window = self._at_window
+        at_window = at_window.copy() if at_window is self._at_beginning else at_window
         return {
             "states": [asdict(state) for state in self._states],
             **self._clock.state_dict(),
@@ -538,7 +541,7 @@ class Horizon(Policy):
             "curve": [self._curve.peak, self._curve.now],
             "constant": self._checks.state(),
             "trail": self._path.state_dict(),
-            "snapshot": self._at_window.state_dict(),
+            "snapshot": at_window.state_dict(),
             # A run mostly begins without optimizer state: there is no memory for it.
             "beginning": self._at_beginning.state_dict(spare_state=False),
             "probe": self._probe.state_dict(self._context.replicas.world_rank),

@@ -271,6 +271,14 @@ class Snapshot:
         tensors, self._values = self._now()
         self._copies.write_all(tensors)
 
+    def copy(self) -> Snapshot:
+        """Another one of the same, in memory of its own."""
+        wait_for_copies()
+        other = Snapshot(self._optimizer, self._model, offload=True, replicas=self._replicas)
+        other._copies.write(self._copies.tensors)
+        other._values = dict(self._values)
+        return other
+
     @torch.no_grad()
     @uninterrupted()
     def restore(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils._pytree import tree_leaves
 
 import hdet
 from hdet.autolr import snapshot as snapshot_module
@@ -812,3 +813,15 @@ def test_the_first_window_has_the_copy_of_the_beginning() -> None:
     run()
     weights = sum(p.numel() * p.element_size() for p in run.model.parameters())
     assert run.auto.extra_bytes() >= once + 3 * weights, "weights and two moments of the window's beginning"
+
+
+@pytest.mark.parametrize("steps", [0, 1, EVERY + 1])
+def test_no_two_tensors_of_a_state_share_memory(steps: int) -> None:
+    """A distributed checkpoint is loaded in place."""
+    run = Run("adamw", lambda _: None, offload=True)
+    for _ in range(steps):
+        run()
+    leaves = tree_leaves(run.auto.state_dict())
+    places = [leaf.data_ptr() for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()]
+    assert len(places) > 10
+    assert len(set(places)) == len(places)

@@ -92,8 +92,8 @@ def test_a_search_says_what_it_found_and_what_it_takes(caplog: pytest.LogCapture
     assert more == "; ".join(
         [
             "AutoLR: windows of 10 steps and more, the search until step 150",
-            "memory beyond training: 516 bytes on the device, 1.5 kB with the host, and a copy of the "
-            "optimizer's state",
+            "memory beyond training: 516 bytes on the device, 516 bytes with the host, and on the device if "
+            "it has room, else with the host 1.0 kB and a copy of the optimizer's state",
         ]
     )
     run.run(200)
