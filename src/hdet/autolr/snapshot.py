@@ -174,7 +174,8 @@ def has_room(tensors: Iterable[Tensor]) -> bool:
     taken what it needs, which torch keeps: before, all of the device looks free."""
     wanted: dict[torch.device, int] = {}
     for tensor in tensors:
-        wanted[tensor.device] = wanted.get(tensor.device, 0) + _bytes_of(tensor)
+        if tensor.device.type != "cpu":  # an optimizer's counters: their copies are the host's anyway
+            wanted[tensor.device] = wanted.get(tensor.device, 0) + _bytes_of(tensor)
     return all(
         device.type == "cuda" and torch.cuda.mem_get_info(device)[0] >= _ROOM * size
         for device, size in wanted.items()

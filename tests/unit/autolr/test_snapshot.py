@@ -758,7 +758,9 @@ def test_copies_may_take_a_quarter_of_what_is_free(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
     assert has_room([OnDevice(size) for size in sizes]) is expected  # type: ignore[misc]
-    assert not has_room([torch.zeros(2)]), "of other devices nothing is known"
+    counter = torch.zeros(())
+    assert has_room([*map(OnDevice, sizes), counter]) is expected  # type: ignore[list-item]
+    assert not has_room([torch.empty(1, device="meta")]), "of other devices nothing is known"
 
 
 @pytest.fixture
