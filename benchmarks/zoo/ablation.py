@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 from benchmarks import machine
 from benchmarks.pool import Say
+from benchmarks.pretrained.plan import FACTORS
 from benchmarks.rows import KeptRows, Row, six_digits
 from benchmarks.zoo.analysis import analyse
 from benchmarks.zoo.catalogue import TASKS, cells
@@ -56,8 +57,6 @@ _INSTEAD_OF_BEST: Mapping[str, Sequence[float]] = {
     "_RESTART": (best._RESTART / 2, 2 * best._RESTART),
     "_YOUTH": (best._YOUTH / 2, 2 * best._YOUTH),
 }
-#: Of the usual rate, for weights that were trained before: what ``prior.fine_tuning`` may be instead.
-_SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 #: So much worse, as a share, must a variant be.
 _PAYS = 0.003
 
@@ -83,7 +82,7 @@ VARIANTS: Mapping[str, _Variant] = {
         for name, values in _INSTEAD_OF_BEST.items()
         for value in values
     },
-    **{f"trained × {share:g}": ({}, {(policy, "fine_tuning"): _always(share)}) for share in _SHARES},
+    **{f"trained × {share:g}": ({}, {(policy, "fine_tuning"): _always(share)}) for share in FACTORS},
 }
 
 
