@@ -25,6 +25,9 @@ INITIAL: dict[str, Callable[[Tensor], object]] = {
     "kaiming": nn.init.kaiming_uniform_,
     "orthogonal": nn.init.orthogonal_,
     "zero": nn.init.zeros_,
+    "one": nn.init.ones_,
+    "above zero": nn.init.uniform_,
+    "around one": lambda w: nn.init.normal_(w, mean=1.0, std=0.1),
 }
 
 
