@@ -142,12 +142,15 @@ def _value(row: Row, name: str) -> float:
     return math.inf if row[name] is None else float(row[name])
 
 
-_COST = {"autotune": "4"}
+#: Of a search, its trials and the run at what it found.
+_COST = {"autotune": "4", "tpe 8": "8 + 1", "tpe 30": "30 + 1"}
 _NAMES = {
     "autolr": "AutoLR",
     **{factor_arm(factor): f"AutoLR, usual rate × {factor:g}" for factor in FACTORS},
     "autotune": "AutoTune, 4 replicas",
     "default": "5e-5, dropout 0.1",
+    "tpe 8": "Optuna, 8 trials",
+    "tpe 30": "Optuna, 30 trials",
     "swept": "the sweep's rate",
     "usual": "the usual rate",
     "prodigy": "Prodigy",
