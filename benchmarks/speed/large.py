@@ -1,7 +1,7 @@
 """What AutoLR costs around a large model: a billion parameters in bfloat16, AdamW's moments in float32.
 
-500 steps are told part by part, others in one line each: fewer with all copies in the host's memory, and 500
-and 2,000 of a hundred million parameters.
+500 steps are told part by part, others in one line each: fewer with all copies in the host's memory, 500 of a
+hundred million parameters, and 2,000 of both.
 
 Memory is told in multiples of the weights, on the device alone, with the host's memory used for all copies
 and as it is by default, where they stay on a device that has room: at rest, at the end of a window, less what
@@ -50,6 +50,8 @@ _RUNS: dict[str, list[tuple[_Size, int, bool | None]]] = {
         (_BILLION, 500, None),
         (_BILLION, 200, True),
         (_HUNDRED_MILLION, 500, None),
+        (_HUNDRED_MILLION, 2000, None),
+        (_BILLION, 2000, None),
     ],
 }
 _TRAINED, _HELD_OUT = 8, 32

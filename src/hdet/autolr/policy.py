@@ -214,7 +214,7 @@ class Horizon(Policy):
             self._window.open(norm_of(self._window.weights) if alone else 0.0)
         if self._fresh:
             self._path.start()
-            self._expect_trained()
+            self._look_for_trained()
             if self.incumbent.weights.choice.kept is None:
                 self._at_beginning.take()
             self._fresh = False
@@ -224,7 +224,7 @@ class Horizon(Policy):
                 self._at_window = self._snapshot(offload=self._offload)
             self._at_window.take()
 
-    def _expect_trained(self) -> None:
+    def _look_for_trained(self) -> None:
         """Where weights were trained before, a lower rate is usual."""
         shares = [fine_tuning(*counted) for counted in self._path.trained()]
         states = zip(self._states, shares, strict=True)

@@ -201,7 +201,8 @@ class Copies:
         *,
         offload: bool | None = None,
     ) -> None:
-        """Copy these, in the type and shape of ``like`` where that has another."""
+        """Copy these, in the type and shape of ``like`` where that has another; ``offload``, if given, counts
+        instead of its own."""
         wanted = tensors if like is None else {key: like[key] for key in tensors}
         if (offload := self._offload if offload is None else offload) is None:
             elsewhere = [
