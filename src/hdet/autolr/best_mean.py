@@ -13,7 +13,7 @@ from hdet.autolr.best import Best, BestWeights
 from hdet.autolr.clock import Clock
 from hdet.autolr.policy import split_rows
 from hdet.autolr.search import check_model, check_offload, check_probe
-from hdet.autolr.window import WindowLoop, wide_copy
+from hdet.autolr.window import WindowLoop, as_mean
 from hdet.loop.optimizers import names_of
 from hdet.loop.state import Owner, check_fits, pieces_of
 from hdet.loop.windows import Windows
@@ -179,7 +179,7 @@ class BestMean:
         mean = window["mean"]
         if not mean:  # no window has begun: memory for one
             trained = {i: local(p) for i, p in enumerate(self._parameters) if p.requires_grad}
-            mean = pieces_of({i: partial(wide_copy, p) for i, p in trained.items()}, self._parameters)
+            mean = pieces_of({i: partial(as_mean, p) for i, p in trained.items()}, self._parameters)
         return {
             "steps": self.steps,
             "window_end": self._clock.end,

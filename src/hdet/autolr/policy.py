@@ -264,6 +264,7 @@ class Horizon(Policy):
         if self._elsewhere:
             self._check_elsewhere()
         self._path.converge()
+        displacements = self._path.displacements()  # first: the model rounds a mean that it has held
         with self._context.regularisers_off():
             self._checks.prepare()
             measured: dict[str, Sequence[float | Tensor]] = {
@@ -271,7 +272,7 @@ class Horizon(Policy):
                 "end": best.measure(few) if few else (),
             }
             measured["mean"] = self.mean_losses = self._window.at_mean(best.measure)
-            measured["displacements"] = self._path.displacements()
+            measured["displacements"] = displacements
             measured["marks"] = [best.mark()]
             measured["lost"] = [float(not state_is_finite(self._context.optimizer))]
             if self._probe.has_norms or best.by_metric:

@@ -7,13 +7,13 @@ what AutoLR's rule reads: how far a window's mean is from the mean of the window
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from hdet.autolr.clock import Clock
 from hdet.autolr.snapshot import copy_into, empty_copy, uninterrupted
@@ -23,15 +23,18 @@ from hdet.loop.state import pieces_of
 from hdet.replicas import Mean, local, shard_offset, shard_positions
 from hdet.replicas.norms import norm_of, norms_of
 
-__all__ = ["Alarm", "WeightPath", "WindowLoop", "WindowMean", "sketch", "sketch_of_shards", "wide_copy"]
+__all__ = ["Alarm", "WeightPath", "WindowLoop", "WindowMean", "as_mean", "sketch", "sketch_of_shards"]
 
 T = TypeVar("T")
 
 #: So many iterates, and fewer than twice as many, make up the mean of a longer window. More cost time, and 16
 #: and 32 change nothing that is seen (docs/log.md).
 _ITERATES = 8
-#: Narrow weights are made wide, to be averaged, so many bytes at a time.
+#: Weights are converted to the type of their mean so many bytes at a time.
 _PIECE_BYTES = 64 << 20
+#: Of a tensor whose mean is in float16, which ends at 65,504 and has steps of 6e-8 next to zero, the largest
+#: value lies between 1 / this and this.
+_LARGEST = 2.0**12
 #: How often the alarm reads the norm of the weights in a window, and how many times its usual size means that
 #: they diverge.
 _LOOKS, _FAR = 4, 100.0
@@ -100,6 +103,7 @@ class WindowLoop:
         """The window's first step follows. With the ``size`` of the weights, an alarm may end it early."""
         self.mean.check_types(self._caller)
         self.left = self.clock.length
+        self.mean.widen()
         self.mean.begin(self.left)
         self.alarm = Alarm(self.weights, size, self.left) if size > 0 else None
 
@@ -135,13 +139,12 @@ class WindowLoop:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a window in progress."""
-        for number, mine in zip(self.numbers, self.mean.tensors, strict=True):
-            mine.copy_(state["mean"][number])
+        self.mean.load([state["mean"][number] for number in self.numbers])
         self.mean.count, self.left, self.mean.stride = state["count"], state["left"], state["stride"]
 
 
 class WindowMean:
-    """Running mean of the weights over a window: in place, on their device, float32 where they have less.
+    """Running mean of the weights over a window: in place, on their device. See :func:`as_mean` for its type.
 
     Args:
         weights: what is averaged. They may be pointed to other memory between two windows, not within one.
@@ -150,9 +153,8 @@ class WindowMean:
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self._weights = list(weights)
         self._made_for = [(weight.dtype, weight.device) for weight in weights]
-        self.tensors = [wide_copy(weight) for weight in weights]
-        self._halves = list(map(_has_halves, self._weights, self.tensors))
-        self._narrow = any(w.dtype != m.dtype for w, m in zip(self._weights, self.tensors, strict=True))
+        self.tensors = [as_mean(weight) for weight in weights]
+        self._converts = any(w.dtype != m.dtype for w, m in zip(self._weights, self.tensors, strict=True))
         self._aside: dict[int, Tensor] = {}
         self._swapped = False
         self.begin(1)
@@ -174,7 +176,30 @@ class WindowMean:
         self.count = 0
         # Views without a graph, made once a window: a list of fifty takes longer than averaging them.
         self._seen = [weight.detach() for weight in self._weights]
-        self._pieces = list(_pieces(self.tensors, self._seen)) if self._narrow else []
+        self._pieces = list(_pieces(self.tensors, self._seen)) if self._converts else []
+
+    def widen(self) -> None:
+        """Between two windows: where weights have become large, a mean in float16 changes to float32."""
+        pairs = list(zip(self._weights, self.tensors, strict=True))
+        narrow = [weight.detach() for weight, mean in pairs if mean.dtype == torch.float16 and mean.numel()]
+        if narrow and float(get_total_norm(narrow, norm_type=math.inf)) > _LARGEST:
+            self.tensors = [
+                as_mean(weight) if mean.dtype == torch.float16 and _largest(weight) > _LARGEST else mean
+                for weight, mean in pairs
+            ]
+
+    def load(self, saved: Sequence[Tensor]) -> None:
+        """Go on from these. Of bfloat16 weights in the types that these have, so that a resumed run is the
+        unbroken one: earlier versions kept all in float32."""
+        self.tensors = [
+            mean
+            if weight.dtype != torch.bfloat16 or mean.dtype == tensor.dtype
+            else torch.empty_like(mean, dtype=tensor.dtype)
+            for weight, mean, tensor in zip(self._weights, self.tensors, saved, strict=True)
+        ]
+        for mean, tensor in zip(self.tensors, saved, strict=True):
+            mean.copy_(tensor)
+        self.begin(1)
 
     def add(self, left: int) -> None:
         """Once a step, with the steps that are left: every k-th iterate counts, and always the last."""
@@ -184,9 +209,9 @@ class WindowMean:
         # functions have no public name: see replicas/averaging.py.
         if not self.count:  # written over, not averaged in: what a window before left may not be finite
             torch._foreach_copy_(self.tensors, self._seen)
-        elif self._narrow:  # piece by piece: no wide copy of all weights
+        elif self._converts:  # piece by piece: no converted copy of all weights
             for means, now in self._pieces:
-                _lerp_wide(means, now, 1 / (self.count + 1))
+                _lerp_converted(means, now, 1 / (self.count + 1))
         else:
             torch._foreach_lerp_(self.tensors, self._seen, 1 / (self.count + 1))
         self.count += 1
@@ -195,23 +220,24 @@ class WindowMean:
     def swap_(self) -> None:
         """Write the mean into the model, and store the weights in its memory; once more swaps back.
 
-        In place, tensor by tensor: nothing larger than one of them is allocated. A mean of more precision
-        than the weights keeps it: the weights are stored in its upper halves, or in a copy.
+        In place, tensor by tensor: nothing larger than one of them is allocated. What comes back is the mean
+        as the model held it, rounded to the type of the weights. A mean of twice their size comes back as it
+        was: such weights are stored in a copy.
         """
         with uninterrupted():
             for i, (weight, mean) in enumerate(zip(self._weights, self.tensors, strict=True)):
                 now = weight.detach()
-                if self._halves[i]:
-                    _exchange(now, mean, back=self._swapped)
-                elif i in self._aside:
+                if i in self._aside:
                     now.copy_(self._aside.pop(i))
-                else:
-                    kept = now.clone()
+                    continue
+                kept = now.clone()
+                if mean.dtype.itemsize != now.dtype.itemsize:
                     now.copy_(mean)
-                    if now.dtype == mean.dtype:
-                        mean.copy_(kept)
-                    else:
-                        self._aside[i] = kept
+                    self._aside[i] = kept
+                    continue
+                as_weight = mean.view(now.dtype)  # the same memory, which holds the weight's own bits
+                now.copy_(as_weight if self._swapped else mean)
+                (mean if self._swapped else as_weight).copy_(kept)
             self._swapped = not self._swapped
 
     def restore_(self) -> None:
@@ -234,45 +260,32 @@ def _pieces(
         yield list(means[start:]), list(weights[start:])
 
 
-def _lerp_wide(means: list[Tensor], weights: list[Tensor], share: float) -> None:
+def _lerp_converted(means: list[Tensor], weights: list[Tensor], share: float) -> None:
     """In two calls for all."""
-    wide = [torch.empty_like(mean) for mean in means]
-    torch._foreach_copy_(wide, weights)
-    torch._foreach_lerp_(means, wide, share)
+    converted = [torch.empty_like(mean) for mean in means]
+    torch._foreach_copy_(converted, weights)
+    torch._foreach_lerp_(means, converted, share)
 
 
-def wide_copy(weight: Tensor) -> Tensor:
-    """A copy with at least float32's precision."""
-    narrow = weight.dtype in (torch.float16, torch.bfloat16)
-    return weight.detach().to(torch.float32 if narrow else weight.dtype, copy=True)
+def as_mean(weight: Tensor) -> Tensor:
+    """A copy in the type that a running mean of such weights is kept in.
+
+    Of bfloat16 that is float16: as small, with three bits more, so that a move by the last bit counts in a
+    mean of 15 iterates. Its range is smaller: very large and very small weights take float32, and so does
+    float16 itself, whose mean would need more bits than it has.
+    """
+    wanted = weight.dtype
+    if wanted == torch.bfloat16:
+        size = _largest(weight)
+        wanted = torch.float16 if size == 0 or 1 / _LARGEST <= size <= _LARGEST else torch.float32
+    elif wanted == torch.float16:
+        wanted = torch.float32
+    return weight.detach().to(wanted, copy=True)
 
 
-def _has_halves(weight: Tensor, mean: Tensor) -> bool:
-    """Whether a bfloat16 is the upper half of what its mean is stored in, and can be reached as such."""
-    if (weight.dtype, mean.dtype) != (torch.bfloat16, torch.float32) or sys.byteorder != "little":
-        return False
-    return mean.dim() > 0 and mean.stride(-1) == 1
-
-
-def _exchange(weight: Tensor, mean: Tensor, *, back: bool) -> None:
-    """Round ``mean`` to ``weight``, and store the weight's own bits in the upper halves, which the two then
-    have in common."""
-    halves = mean.view(torch.int16)
-    lower, upper = halves[..., 0::2], halves[..., 1::2]
-    bits = weight.view(torch.int16)
-    if back:
-        rounded = bits - _carry(bits, lower)
-        bits.copy_(upper)
-    else:
-        rounded = bits.clone()
-        bits.copy_(upper + _carry(upper, lower))
-    upper.copy_(rounded)
-
-
-def _carry(upper: Tensor, lower: Tensor) -> Tensor:
-    """1 where the lower half rounds up, and never into what is not a number."""
-    finite = (upper & 0x7F80) != 0x7F80
-    return ((lower < 0) & finite).to(torch.int16)
+def _largest(weight: Tensor) -> float:
+    """Waits for the device."""
+    return float(torch.linalg.vector_norm(weight.detach(), math.inf)) if weight.numel() else 0.0
 
 
 class Alarm:
@@ -352,7 +365,8 @@ class WeightPath:
         )
         self._sizes = sizes
         self.window = WindowLoop(clock, context.caller)
-        self._average: Mean | None = None
+        #: The plan of the replicas' mean, and what it is of.
+        self._average: tuple[Mean, list[Tensor]] | None = None
         self._parameters: list[Tensor] = []
         #: Of each parameter's parts, when it began to be followed.
         self._first_sizes: list[list[float]] = []
@@ -377,8 +391,6 @@ class WeightPath:
         trained = [[p for p in group if p.requires_grad] for group in groups]
         self._parameters = [p for group in trained for p in group]
         self._shares = [self._replicas.share_of(p) for p in self._parameters]
-        if self._diverges:
-            self._average = self._replicas.plan_mean(self.window.mean.tensors)
         narrow = {p.dtype for p in self._parameters} & {torch.float16, torch.bfloat16}
         #: Of weights with less than float32's precision.
         self.rounding = max((torch.finfo(dtype).eps for dtype in narrow), default=0.0)
@@ -419,8 +431,12 @@ class WeightPath:
         return [(part, part / max(whole, 1.0)) for part, whole in zip(sums[::2], sums[1::2], strict=True)]
 
     def restart(self) -> None:
-        """The present weights become p."""
-        self._before = self._sketched(self.window.weights)
+        """The present weights become p, rounded as a mean of them is: what does not move has moved by 0. No
+        window is in progress, so the mean's memory is free."""
+        means = self.window.mean.tensors
+        if means:
+            torch._foreach_copy_(means, [weight.detach() for weight in self.window.weights])
+        self._before = self._sketched(means)
 
     def keep(self, optimizer: int) -> None:
         """m becomes p."""
@@ -495,15 +511,17 @@ class WeightPath:
     def converge(self) -> None:
         """m becomes the mean over all replicas. A replica that diverged has the weights of the others by now,
         and adds those instead of its mean. Waits for the device."""
-        if self._average is None:
+        if not self._diverges:
             return
+        if self._average is None or self._average[1] is not self.window.mean.tensors:
+            self._average = self._replicas.plan_mean(self.window.mean.tensors), self.window.mean.tensors
         mean, weights = self.window.mean.tensors, [weight.detach() for weight in self.window.weights]
         rows = (zip(*map(self._replicas.rows_of, tensors), strict=True) for tensors in (mean, weights))
         for own, others in zip(*rows, strict=True):
             now, size = self._replicas.replica_norms([norm_of(own), norm_of(others)])
             if not math.isfinite(now) or now > _EXPLODED * size > 0:
                 torch._foreach_copy_(own, others)
-        self._average()
+        self._average[0]()
 
     def displacements(self) -> list[float]:
         """‖m − p‖ / ‖p‖ of each optimizer's weights, scaled. Waits for the device."""

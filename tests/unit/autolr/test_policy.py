@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,24 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import hdet
 from hdet import AutoLR, Probe
+from hdet.autolr import window
 from hdet.autolr.policy import Factors
 from hdet.autolr.rule import HorizonController, HorizonDecision, HorizonState, Window
 from hdet.autolr.schedule import SHAPES, WarmStableDecay
-from tests.unit.training import OPTIMIZERS, Training, X, batch, loss_of, network, probe_of, searched, train
+from hdet.autolr.window import WeightPath
+from tests.unit.training import (
+    OPTIMIZERS,
+    Training,
+    W,
+    X,
+    batch,
+    decisions,
+    loss_of,
+    network,
+    probe_of,
+    searched,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("same_seed")
 
@@ -288,7 +304,7 @@ def cast_loss(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_bfloat16_weights(kind: str) -> None:
-    """At the first learning rate they do not move at all: it grows until they do. Means are float32."""
+    """At the first learning rate they do not move at all: it grows until they do. Means are float16."""
     model = nn.Module()
     model.weight = weight = nn.Parameter((1 + torch.arange(64) / 64).to(torch.bfloat16))
     optimizer = OPTIMIZERS[kind]([weight], lr=1.0)
@@ -298,7 +314,7 @@ def test_bfloat16_weights(kind: str) -> None:
 
     probe = hdet.Probe(loss, lambda k: 0.1 * torch.randn(64), model=model)
     auto = hdet.AutoLR(optimizer, probe=probe, total_steps=300)
-    assert [t.dtype for t in auto._horizon._window.mean.tensors] == [torch.float32]
+    assert [t.dtype for t in auto._horizon._window.mean.tensors] == [torch.float16]
     draw = torch.Generator().manual_seed(0)
     records = []
     for _ in range(300):
@@ -314,6 +330,62 @@ def test_bfloat16_weights(kind: str) -> None:
     assert 0.1 < rate.base_after / (rate.base_before * 2 / speed) < 1 + 1e-9, "to the speed of 2, or less"
     assert weight.dtype == torch.bfloat16
     assert weight.abs().max() < 0.2
+
+
+def in_bfloat16(steps: int, first: int = 0, saved: Any = None) -> tuple[list[str], Any, AutoLR]:
+    """Its decisions, and all that goes on from there."""
+    torch.manual_seed(1)
+    model = network().bfloat16()
+    optimizer = AdamW(model.parameters())
+
+    def loss(_: nn.Module, x: Tensor) -> Tensor:
+        return (model(x.bfloat16()).float() - torch.tanh(x @ W)).square().mean()
+
+    auto = AutoLR(optimizer, total_steps=200, probe=probe_of(model, loss))
+    if saved is not None:
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        auto.load_state_dict(saved[2])
+    records = []
+    for i in range(first, steps):
+        optimizer.zero_grad()
+        loss(model, X[i]).backward()
+        optimizer.step()
+        record = auto.step()
+        records += [record] if record else []
+    state = deepcopy((model.state_dict(), optimizer.state_dict(), auto.state_dict()))
+    return decisions(records), state, auto
+
+
+@pytest.mark.parametrize("at", [3, 33, 104])
+@pytest.mark.parametrize("kept_in", [torch.float16, torch.float32])
+def test_a_run_in_bfloat16_goes_on(at: int, kept_in: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that an earlier version began, which kept means in float32."""
+    if kept_in == torch.float32:
+        monkeypatch.setattr(window, "as_mean", lambda weight: weight.detach().to(torch.float32, copy=True))
+    whole, (weights, *_), _ = in_bfloat16(200)
+    begun, saved, _ = in_bfloat16(at)
+    monkeypatch.undo()
+    rest, (after, *_), auto = in_bfloat16(200, at, saved)
+    assert [*begun, *rest] == whole
+    assert all(torch.equal(weights[name], after[name]) for name in weights)
+    assert {mean.dtype for mean in auto._horizon._window.mean.tensors} == {kept_in}
+
+
+def test_how_far_a_window_carried_is_not_rounded_as_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean that the model has held has come back with the precision of the weights."""
+    precise = []
+    displacements = WeightPath.displacements
+
+    def watched(path: WeightPath) -> list[float]:
+        means = path.window.mean.tensors
+        precise.append(not all(torch.equal(mean, mean.bfloat16().half()) for mean in means))
+        return displacements(path)
+
+    monkeypatch.setattr(WeightPath, "displacements", watched)
+    in_bfloat16(200)
+    assert len(precise) > 8
+    assert all(precise[2:])
 
 
 @pytest.mark.parametrize("offload", [False, True])
