@@ -642,19 +642,14 @@ class _Bins:
         self._count += 1
 
     def add_pieces(self, pieces: Tensor, scale: float = 1.0) -> None:
-        """Several, each as long as there are bins: every one with its signs, turned to where its bins begin,
-        then their sum. No bin is written to by two at once, so the sum is the same every time."""
-        numbers = range(self._count, self._count + len(pieces))
-        signed = pieces * _rows(self._signs, [number * _SIGN_STRIDE % _BINS for number in numbers])
-        # Read from a bin on, two rows of the same values are one of them, turned.
-        turned = [2 * i * _BINS + -number * _BIN_STRIDE % _BINS for i, number in enumerate(numbers)]
-        self.sums[:_BINS] += scale * _rows(signed.repeat(1, 2).view(-1), turned).sum(0, dtype=self.sums.dtype)
+        """Several, each as long as there are bins: of every one the value that each bin is due, then their
+        sum. No bin is written to by two at once, so the sum is the same every time."""
+        device = pieces.device
+        number = torch.arange(self._count, self._count + len(pieces), device=device)[:, None]
+        due = (torch.arange(_BINS, device=device) - number * _BIN_STRIDE) % _BINS
+        signed = pieces.gather(1, due) * self._signs[due + number * _SIGN_STRIDE % _BINS]
+        self.sums[:_BINS] += scale * signed.sum(0, dtype=self.sums.dtype)
         self._count += len(pieces)
-
-
-def _rows(values: Tensor, starts: Sequence[int]) -> Tensor:
-    """As many values as there are bins, from each of these on."""
-    return values.unfold(0, _BINS, 1)[torch.tensor(starts, device=values.device)]
 
 
 @torch.no_grad()
