@@ -83,10 +83,7 @@ VARIANTS: Mapping[str, _Variant] = {
         for value in values
     },
     **{f"trained × {share:g}": ({}, {(policy, "fine_tuning"): _always(share)}) for share in FACTORS},
-    **{
-        f"probe {at_mean} + {at_end}": ({"per_sync": at_mean}, {(policy, "_FEWEST_AT_END"): at_end})
-        for at_mean, at_end in ((4, 1), (2, 1), (1, 1))
-    },
+    "all batches": ({}, {(best, "_AGREE"): -1.0}),
 }
 
 
@@ -216,7 +213,7 @@ def _job_of(row: Row) -> Job:
 def main() -> None:
     """Run, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=(*PARTS, "fit+dev"), default="dev", help="which families")
+    parser.add_argument("--part", choices=(*PARTS, "fit+dev", "fit+dev+test"), default="dev", help="which families")
     parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3, help="as many as the sweep has")
     parser.add_argument("--device", default="cpu", help="where to train")
     parser.add_argument(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hdet.autolr.choice import Candidate, Choice, Kind, mean_of, regrouped
+from hdet.autolr.choice import Candidate, Choice, Kind, mean_of, regrouped, standard_error
 from hdet.autolr.prior import likely_rates
 from hdet.autolr.snapshot import Copies, uninterrupted, wait_for_copies
 from hdet.loop.state import pieces_of
@@ -40,6 +40,8 @@ _MAX_RESTARTS = 2
 #: Loaded weights are not those that were measured, where on the same batches their loss is higher by this
 #: share of itself and of what was gained. Rounding and noise of the loss function stay far below it.
 _HIGHER, _GAIN_LOST = 0.25, 0.05
+#: Half of the batches will do where they tell what was gained to this share of it, as a standard error.
+_AGREE = 0.02
 #: A sum over the same batch differs by less, whatever the machine.
 _ROUNDING = 1e-9
 
@@ -99,6 +101,8 @@ class BestWeights:
         offload: bool | None,
     ) -> None:
         self.probe = probe
+        #: How many of the probe's batches choose; :meth:`Incumbent.halve` makes them fewer.
+        self.count = probe.choosing
         self.replicas = replicas
         self.choice = Choice()
         self._model = model
@@ -113,9 +117,14 @@ class BestWeights:
         self._mark: float | None = None
 
     def measure(self, count: int | None = None) -> list[float | Tensor]:
-        """This rank's losses at the present weights, on the first ``count`` of its batches; of several
-        replicas in one process a tensor for each batch."""
-        return self._losses(self.probe.halves()[0][:count], "choice")
+        """This rank's losses at the present weights, on the first ``count`` of the batches that choose; of
+        several replicas in one process a tensor for each batch."""
+        return self._losses(self._batches[:count], "choice")
+
+    @property
+    def _batches(self) -> list[Any]:
+        """Those that choose."""
+        return self.probe.halves()[0][: self.count]
 
     def _losses(
         self, batches: Sequence[Any], of: str, *, refresh: bool | None = None, metric: bool = False
@@ -140,7 +149,7 @@ class BestWeights:
         """What weights are chosen by: the metric; or, as :meth:`measure`, the loss. With the running
         statistics that the weights would be deployed with, if there are any; ``refresh`` recomputes those,
         for weights that training has never used."""
-        return self._losses(self.probe.halves()[0], "choice", refresh=refresh, metric=self.by_metric)
+        return self._losses(self._batches, "choice", refresh=refresh, metric=self.by_metric)
 
     def candidate(
         self, step: int, kind: Kind, losses: Sequence[float], chosen: Sequence[float], *, decides: bool
@@ -313,7 +322,7 @@ class BestWeights:
         """Continue from :meth:`state_dict`."""
         self.forget()
         saved = Choice.from_dict(state["choice"])
-        choice = saved.of_fewer(state["replicas"], self.replicas.size, self.probe.choosing)
+        choice = saved.of_fewer(state["replicas"], self.replicas.size, self.count)
         if choice is None:  # chosen by batches that cannot be compared
             return
         self.choice, self._marks, self._mark = choice, state["marks"], None
@@ -369,6 +378,31 @@ class Incumbent:
         self.previous, self._last = losses, candidate.cost
         if start or self.best is None or mean_of(losses) < mean_of(self.best):
             self.best = losses
+
+    def agree(self) -> bool:
+        """Whether half of the batches, two of each replica at least, tell what was gained since the start."""
+        first, last = self._search.first, self.previous
+        if self.weights.count < 4 or first is None or last is None or first.losses == tuple(last):
+            return False
+        gains = [before - now for before, now in zip(first.losses, last, strict=True)]
+        return math.sqrt(2) * standard_error(gains) <= _AGREE * mean_of(gains)
+
+    def halve(self) -> float:
+        """Measure half of the batches from now on. Of all that was measured before the same ones count; by
+        how much the last loss changes for it."""
+        assert self.previous is not None
+        self.weights.count //= 2
+        sizes = self.weights.replicas.size, self.weights.replicas.size, self.weights.count
+        before = mean_of(self.previous)
+        self._search, self.weights.choice = (
+            choice.of_fewer(*sizes) or Choice() for choice in (self._search, self.weights.choice)
+        )
+        self.previous, self.best = (
+            None if losses is None else list(regrouped(losses, *sizes) or ())
+            for losses in (self.previous, self.best)
+        )
+        assert self.previous is not None
+        return mean_of(self.previous) - before
 
     @property
     def best_at(self) -> int:
@@ -453,7 +487,7 @@ class Incumbent:
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the best weights."""
         return {
-            "counts": [self._returns, self._restarts],
+            "counts": [self._returns, self._restarts, self.weights.count],
             "stands": self._stands,
             "last": self._last,
             "others_moved": self.others_moved,
@@ -465,12 +499,13 @@ class Incumbent:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`. The losses of as many replicas as there were become those of as
         many as there are, if they can be compared."""
-        self._returns, self._restarts = state["counts"]
+        self._returns, self._restarts, *count = state["counts"]
+        self.weights.count = min([self.weights.probe.choosing, *count])
         self._stands, self._last = state["stands"], state["last"]
         self.others_moved = state["others_moved"]
         self.weights.load_state_dict(state["keeper"])
         self.factors = list(state["search"]["factors"])
-        sizes = state["keeper"]["replicas"], self.weights.replicas.size, self.weights.probe.choosing
+        sizes = state["keeper"]["replicas"], self.weights.replicas.size, self.weights.count
         search = Choice.from_dict(state["search"]["choice"]).of_fewer(*sizes)
         previous, best = (None if x is None else regrouped(x, *sizes) for x in state["losses"])
         if search is None or (previous is None and state["losses"][0] is not None):

@@ -149,8 +149,8 @@ def _compared(new: Candidate, old: Candidate) -> tuple[float, float]:
 
 def regrouped(losses: Sequence[float], before: int, now: int, batches: int) -> tuple[float, ...] | None:
     """The losses of ``before`` replicas, on the batches of each in turn, as those of ``now`` replicas, each
-    of which has the batches of several; None if no replica has all of another's, or each has more or fewer
-    ``batches`` than it had.
+    of which has the batches of several; of more ``batches`` than these the first of each. None if no replica
+    has all of another's, or each had fewer.
 
     >>> regrouped([1.0, 2.0, 3.0, 6.0], 2, 1, batches=2)
     (2.0, 4.0)
@@ -159,10 +159,11 @@ def regrouped(losses: Sequence[float], before: int, now: int, batches: int) -> t
     >>> regrouped([1.0, 2.0], 2, 1, batches=2) is None
     True
     """
-    if before % now or len(losses) != before * batches:
+    each, rest = divmod(len(losses), before)
+    if before % now or rest or each < batches:
         return None
     together = before // now
-    rows = [losses[at * batches : (at + 1) * batches] for at in range(before)]
+    rows = [losses[at * each : at * each + batches] for at in range(before)]
     groups = [rows[at : at + together] for at in range(0, before, together)]
     return tuple(math.fsum(column) / together for group in groups for column in zip(*group, strict=True))
 

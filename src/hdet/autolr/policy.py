@@ -50,8 +50,8 @@ logger = logging.getLogger("hdet")
 
 #: The learning rate of the first window: as good as none, and the same whatever the optimizer was given.
 FIRST_LR = 1e-5
-#: One probe batch for so many steps of a window, and never fewer than these, tell the loss at its end.
-_STEPS_PER_BATCH, _FEWEST_AT_END = 50, 2
+#: One probe batch for so many steps of a window tells the loss at its end.
+_STEPS_PER_BATCH = 50
 _MAX_ROLLBACKS, _MAX_IN_A_ROW = 20, 5
 
 
@@ -67,6 +67,7 @@ class Horizon(Policy):
             the device has no room for them.
         patience: so often training returns to the best weights without an improvement.
         sizes: how many groups each of several optimizers has: each has a factor of its own.
+        spares: whether fewer batches are measured once they agree.
     """
 
     kind = "horizon"
@@ -84,9 +85,11 @@ class Horizon(Policy):
         offload: bool | None = None,
         patience: int | None = None,
         sizes: Sequence[int] = (),
+        spares: bool = False,
     ) -> None:
         super().__init__(explore)
         self._probe, self._controller, self.windows = probe, controller, windows
+        self._spares = spares
         self._clock, self._factors = Clock(windows), Factors(sizes)
         self._patience, self._offload = patience, offload
         self._states: list[HorizonState] = []
@@ -259,8 +262,9 @@ class Horizon(Policy):
         number (a metric, or the loss with the running statistics that they are deployed with), that."""
         best, ends, few = self.incumbent.weights, self._clock.ends_run, 0
         if self.incumbent.previous is not None and any(state.windows > 0 for state in self._states):
-            few = self._probe.choosing  # e may be returned at the end of the run; elsewhere some will do
-            few = few if ends else min(max(_FEWEST_AT_END, self._clock.length // _STEPS_PER_BATCH), few)
+            few = best.count  # e may be returned at the end of the run; elsewhere some will do
+            least = 2 if few == self._probe.choosing else 1
+            few = few if ends else min(max(least, self._clock.length // _STEPS_PER_BATCH), few)
         if self._elsewhere:
             self._check_elsewhere()
         self._path.converge()
@@ -455,6 +459,8 @@ class Horizon(Policy):
             # The steps taken are spent, but they lead nowhere: the weights have not travelled in them.
             self._previous_middle = [middle + step - self._clock.began for middle in self._previous_middle]
         self._states = list(plan.states)
+        if plan.back is None:
+            self._spare()
         if plan.back != "window":
             for i, state in enumerate(self._states):
                 if state.windows > 0:
@@ -488,6 +494,18 @@ class Horizon(Policy):
             went_back=plan.back is not None,
             best=plan.best,
         )
+
+    def _spare(self) -> None:
+        """Measure fewer batches from now on, where they agree: passes cost time, and the others tell nothing.
+        Not where weights are chosen by another number, which says less than a loss."""
+        if not self._spares or self._probe.has_norms or self.incumbent.weights.by_metric:
+            return
+        while self.incumbent.agree():
+            shift = self.incumbent.halve()
+            self._states = [
+                state if state.first_loss is None else replace(state, first_loss=state.first_loss + shift)
+                for state in self._states
+            ]
 
     def _retreat(self, step: int, *, restart: bool) -> str:
         """Return to the beginning or to the best weights, at a smaller rate; the sentence for the log."""

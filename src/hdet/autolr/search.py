@@ -105,7 +105,7 @@ class Search(Door, LRScheduler):
         history: History | None,
         on_event: Callable[[Event], object] | None,
         gradients: Gradients,
-        beside: Callable[[Horizon], Sequence[Policy]] = lambda _: (),
+        beside: Callable[[Horizon], Sequence[Policy]] | None = None,
         design: Design | None = None,
         seed: int = 0,
     ) -> None:
@@ -142,11 +142,13 @@ class Search(Door, LRScheduler):
             offload=offload,
             patience=patience,
             sizes=sizes,
+            # What others compare is less than what is gained: they need all batches.
+            spares=beside is None,
         )
         self._budget, self._optimizer = total_steps, every
         self._cycle = Cycle(
             every,
-            [self._horizon, *beside(self._horizon)],
+            [self._horizon, *(() if beside is None else beside(self._horizon))],
             replicas,
             schedule=self._driver,
             total_steps=total_steps,
