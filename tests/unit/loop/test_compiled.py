@@ -96,10 +96,12 @@ def test_a_compiled_step_is_compiled_as_if_alone_and_trains_the_same(kind: str, 
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_values_that_stand_only_while_the_optimizer_steps_do_not_recompile() -> None:
+@pytest.mark.parametrize("alone", [True, False], ids=["learning rate", "and clip"])
+def test_values_that_stand_only_while_the_optimizer_steps_do_not_recompile(alone: bool) -> None:
     """Learning rate and clip of this replica's own, dealt anew at every sync."""
     run = Compiled("step", "sgd", tensor=False)
-    explore = [hdet.LearningRate(spread=0.3), hdet.GradientClip(spread=0.3)]
+    explore: list[Any] = [hdet.LearningRate(spread=0.3)]
+    explore += [] if alone else [hdet.GradientClip(spread=0.3)]
     options: Any = {"sync_every": 5, "process_group": Alike(), "controller": None, "model": run.model}
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, STEPS)
     run.train(hdet.Ensemble(run.optimizer, explore, schedule=schedule, **options))
