@@ -213,7 +213,9 @@ def _job_of(row: Row) -> Job:
 def main() -> None:
     """Run, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=(*PARTS, "fit+dev", "fit+dev+test"), default="dev", help="which families")
+    parser.add_argument(
+        "--part", choices=(*PARTS, "fit+dev", "fit+dev+test"), default="dev", help="which families"
+    )
     parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3, help="as many as the sweep has")
     parser.add_argument("--device", default="cpu", help="where to train")
     parser.add_argument(

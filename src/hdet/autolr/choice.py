@@ -172,7 +172,7 @@ def mean_of(values: Sequence[float]) -> float:
     """NaN where one of them is not finite: fsum raises for infinities of both signs."""
     if not values or not all(map(math.isfinite, values)):
         return math.nan
-    return math.fsum(value / len(values) for value in values)
+    return math.fsum([value / len(values) for value in values])
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -181,4 +181,4 @@ def standard_error(values: Sequence[float]) -> float:
         return 0.0
     mean = mean_of(values)
     # hypot scales before it squares: the losses of an explosion have no finite square.
-    return math.hypot(*(value - mean for value in values)) / math.sqrt((len(values) - 1) * len(values))
+    return math.hypot(*[value - mean for value in values]) / math.sqrt((len(values) - 1) * len(values))

@@ -498,9 +498,7 @@ class Horizon(Policy):
     def _spare(self) -> None:
         """Measure fewer batches from now on, where they agree: passes cost time, and the others tell nothing.
         Not where weights are chosen by another number, which says less than a loss."""
-        if not self._spares or self._probe.has_norms or self.incumbent.weights.by_metric:
-            return
-        while self.incumbent.agree():
+        while self._spares and "chosen" not in self._widths and self.incumbent.agree():
             shift = self.incumbent.halve()
             self._states = [
                 state if state.first_loss is None else replace(state, first_loss=state.first_loss + shift)

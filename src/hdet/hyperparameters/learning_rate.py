@@ -97,13 +97,17 @@ class GroupLearningRate(Axis):
         self.move(self.factor * math.exp(by))
 
     def fan_out(self, level: float | Tensor) -> None:
-        """Eq. 2: write this replica's own value into ``group["lr"]`` until :meth:`restore`."""
+        """Eq. 2: write this replica's own value into ``group["lr"]`` until :meth:`restore`.
+
+        Both are called in every step, and call no Python themselves: ``loop/hooks.py`` counts on it.
+        """
         group, multiplier = self._optimizer.param_groups[self._index], 1.0 + self.spread * level
         lr = group["lr"]
-        self._base = _copy(lr)
         if isinstance(lr, Tensor):
+            self._base = lr.detach().clone()
             lr.mul_(multiplier)
         else:
+            self._base = lr
             self._own = group["lr"] = lr * multiplier
 
     def restore(self) -> None:

@@ -68,6 +68,8 @@ class Cycle:
     steps: int
     _round: int
     _sync_at: float
+    #: Steps that do not lead here are quiet: they take the loss and the schedule's next value, and count.
+    _quiet_before: float
 
     def __init__(
         self,
@@ -332,19 +334,21 @@ class Cycle:
         takes the loss; on gradients of their own, where one rank alone may skip, it counts as a step.
         Between syncs nothing waits for the device.
         """
-        self.taken_back = []
         hooks = self._hooks
-        if self._active and hooks.irregular:
+        if self.taken_back:
+            self.taken_back = []
+        if hooks.taken >= hooks.checks_from and self._active:
             hooks.check(strict=bool(self._following))
-        if loss is None and self._needs_loss:
-            raise ValueError(
-                f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, and "
-                "got loss=None; call step(loss)"
-            )
-        if loss is not None and (hooks.stepped or not self._training_loss.has_taken(loss)):
+        if loss is None:
+            if self._needs_loss:
+                raise ValueError(
+                    f"{self._caller}.step: the controller (enable_auto_lr) judges replicas by their loss, "
+                    "and got loss=None; call step(loss)"
+                )
+        elif hooks.taken or not self._training_loss.has_taken(loss):
             self._training_loss.add(loss)
         # Where nothing diverges and nobody looks, this is the plain schedule, which steps when it is told to.
-        if not hooks.stepped and self._active:
+        if not hooks.taken and self._active:
             hooks.notice_no_step(counts=self._own_gradients)
             if not self._own_gradients:
                 return None
@@ -357,6 +361,20 @@ class Cycle:
         for policy in self._following:
             if policy.after_step():
                 self._plan_next_sync()
+        progress = self._announcer.progress
+        progress.steps = self.steps
+        if Announcer.last is not progress:
+            self._announcer.stepped_last()
+        if self.steps < self._quiet_before:
+            self.schedule.proceed()
+            if self._announcer.events:
+                self._announcer.call_listeners()
+            return None
+        return self._end_step()
+
+    def _end_step(self) -> SyncRecord | None:
+        """The rest of a step that ends a round, or is the last one before that, or for which the schedule
+        waits."""
         record = None
         ends = self.steps >= self._sync_at or self.steps == self.total_steps
         try:
@@ -373,12 +391,9 @@ class Cycle:
             # Whether somebody else writes there is looked at in a round's first and last step.
             if self._active and (ends or self.steps + 1 >= self._sync_at):
                 self.schedule.note()
+            self._plan_quiet_steps()
         if ends and self.steps == self.total_steps:
             self._end(record)
-        progress = self._announcer.progress
-        progress.steps, progress.total = self.steps, self.total_steps
-        if Announcer.last is not progress:
-            self._announcer.stepped_last()
         if self._announcer.events:
             self._announcer.call_listeners()
         return record
@@ -445,6 +460,13 @@ class Cycle:
         if self._diverges and self.total_steps is not None:
             ends.append(self.total_steps)
         self._sync_at = min(ends, default=math.inf)
+        self._plan_quiet_steps()
+
+    def _plan_quiet_steps(self) -> None:
+        """Until the last step but one of the round, unless the schedule waits."""
+        total = self._announcer.progress.total = self.total_steps
+        ends = self._sync_at - 1 if total is None else min(self._sync_at - 1, total)
+        self._quiet_before = 0 if self.schedule.waits else ends
 
     def _sync(self) -> SyncRecord:
         if self._device.type == "cuda":  # a sync reads losses, and would wait later: its time is its own
@@ -601,7 +623,7 @@ class Cycle:
 
     def saved(self) -> dict[str, Any]:
         """What :meth:`state_dict` saves, for a door that saves more. Warns where it is not the run's."""
-        if self._hooks.stepped:
+        if self._hooks.taken:
             self._announcer.warn_once(
                 f"state_dict: called after optimizer.step() and before step(): the state is of step "
                 f"{self.steps}, and what is saved of the optimizer now is of the next one: a run that goes "

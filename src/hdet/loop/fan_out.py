@@ -125,6 +125,8 @@ class FanOut:
         self._is_out = self._closed = False
         #: What is written into the optimizer's groups while it steps, and this replica's level of it.
         self.in_step: list[tuple[Axis, float | Tensor]] = []
+        #: Whether that is learning rates alone.
+        self.only_rates = True
         self._throughout: list[tuple[Axis, float | Tensor]] = []
         #: The level of every arm, for each axis.
         self.levels: list[tuple[float, ...]] = []
@@ -147,6 +149,7 @@ class FanOut:
             if any(row[arm] for arm in self._own_arms)
         ]
         self.in_step = [(axis, level) for axis, level in own if axis.acts_in_step]
+        self.only_rates = all(isinstance(axis, GroupLearningRate) for axis, _ in self.in_step)
         self._throughout = [(axis, level) for axis, level in own if not axis.acts_in_step]
         self._write_own()
 

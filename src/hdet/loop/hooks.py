@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.hyperparameters import GroupLearningRate
 from hdet.loop.announce import Announcer
 from hdet.loop.fan_out import FanOut
 from hdet.loop.optimizers import every_parameter, parts_of
@@ -65,18 +66,20 @@ class StepHooks:
         self._inside = False
         self._calls_without_step = 0
         self._optimizers = parts_of(optimizer)
-        self._on_cuda = any(parameter.is_cuda for parameter in every_parameter(optimizer))
-        #: Whether an optimizer has stepped since :meth:`count`; of several, any: its weights have moved.
-        self.stepped = False
-        #: Whether :meth:`check` has something to say.
-        self.irregular = False
-        #: Steps of each optimizer since :meth:`count`, and how many of them each has missed, and there were.
-        self._taken = [0 for _ in self._optimizers]
+        self._on_cuda = before is not None and any(
+            parameter.is_cuda for parameter in every_parameter(optimizer)
+        )
+        several = len(self._optimizers) > 1
+        #: Steps since :meth:`count`; of several optimizers those of all together, and of each.
+        self.taken = 0
+        self._taken = [0] * len(self._optimizers) if several else []
+        #: From so many steps on :meth:`check` has something to look at.
+        self.checks_from = 1 if several else 2
+        #: How many steps each has missed, and there were.
         self._missed = [0 for _ in self._optimizers]
         self._counted = 0
-        #: Of the steps since :meth:`count`: the flags on the device, and whether one was taken without.
+        #: Of the steps since :meth:`count`: the flags on the device.
         self._flags: list[Tensor] = []
-        self._surely = False
         #: Steps of all optimizers since the last sync, with a call of ``step()`` or without.
         self.in_round = 0
         self._reads_flags = reads_flags
@@ -91,7 +94,12 @@ class StepHooks:
         self._handles = []
         # Dynamo must not look into them: what they write differs from step to step. To ask
         # ``is_compiling()`` first and do without ``disable`` costs a compiled step more graphs.
-        enter, leave = map(torch.compiler.disable, (self._enter, self._leave))
+        self._prepare, self._write_any, self._restore_any = map(
+            torch.compiler.disable, (self._before_step, self._write, self.restore)
+        )
+        enter, leave, rate = self._enter, self._leave, GroupLearningRate
+        if several or not _skipped(StepHooks._enter, StepHooks._leave, rate.fan_out, rate.restore):
+            enter, leave = map(torch.compiler.disable, (enter, leave))
         for one in self._optimizers:
             one._hdet_detach = detach  # type: ignore[attr-defined]
             self._handles += [
@@ -102,6 +110,20 @@ class StepHooks:
             ]
 
     def _enter(self, optimizer: Optimizer, *_: object) -> None:
+        if self.round_begins or self._inside or self._on_cuda:
+            self._prepare(optimizer)
+        self._inside = True
+        if self._fan_out.only_rates:
+            for axis, level in self._fan_out.in_step:
+                axis.fan_out(level)
+        else:
+            self._write_any()
+
+    def _write(self) -> None:
+        for axis, level in self._fan_out.in_step:
+            axis.fan_out(level)
+
+    def _before_step(self, optimizer: Optimizer) -> None:
         if self._inside:  # an optimizer step that raised never reached its post hook
             self.restore()
         if self._before is not None:
@@ -113,24 +135,20 @@ class StepHooks:
                 )
             if self.round_begins:
                 self.round_begins = self._before()
-        self._inside = True
-        for axis, level in self._fan_out.in_step:
-            axis.fan_out(level)
 
     def _leave(self, optimizer: Optimizer, *_: object) -> None:
-        for axis, _level in self._fan_out.in_step:
-            axis.restore()
-        self._inside = False
-        number = self._optimizers.index(optimizer)
-        self._taken[number] += 1
-        self.in_round += 1
-        self.stepped = True
-        self.irregular = self.irregular or self._taken[number] > 1 or len(self._taken) > 1
-        found_inf = getattr(optimizer, "found_inf", None)
-        if isinstance(found_inf, Tensor):
-            self._flags.append(found_inf.detach().reshape(()) != 0)
+        if self._fan_out.only_rates:
+            for axis, _level in self._fan_out.in_step:
+                axis.restore()
         else:
-            self._surely = True
+            self._restore_any()
+        self._inside = False
+        self.in_round += 1
+        self.taken += 1
+        if self._taken:
+            self._taken[self._optimizers.index(optimizer)] += 1
+        if self._reads_flags and isinstance(found_inf := getattr(optimizer, "found_inf", None), Tensor):
+            self._flags.append(found_inf.detach().reshape(()) != 0)
 
     def restore(self) -> None:
         """Write the base values into the groups, whatever became of the step."""
@@ -151,20 +169,22 @@ class StepHooks:
 
     def count(self) -> None:
         """The step is counted; it was skipped if the flags of all optimizers that stepped say so."""
-        if self._flags and not self._surely and self._reads_flags:
+        if self._flags and len(self._flags) == self.taken:
             self._flagged.append(self._calls)
             self._single.append(self._flags[0] if len(self._flags) == 1 else _stacked(self._flags).all())
             if len(self._single) == _FOLD:
                 self._folded.append(_stacked(self._single))
                 self._single = []
         self._calls += 1
-        self.forget()
+        self.taken = self._calls_without_step = 0
+        if self._flags or self._taken:
+            self.forget()
 
     def forget(self) -> None:
         """What was stepped so far is of no account."""
-        self._calls_without_step = 0
+        self.taken = self._calls_without_step = 0
         self._taken = [0] * len(self._taken)
-        self._flags, self._surely, self.stepped, self.irregular = [], False, False, False
+        self._flags = []
 
     # ------------------------------------------------------------------ one call for every step
 
@@ -174,7 +194,7 @@ class StepHooks:
         A framework that takes us for a scheduler calls us once an epoch unless it is told otherwise: the
         schedule would never decay, and windows would hold a few iterates each.
         """
-        most = max(self._taken)
+        most = max(self._taken, default=self.taken)
         if most > 1:
             message = (
                 f"{self._caller}.step: must be called once after every optimizer.step(), got {most} of them "
@@ -186,7 +206,7 @@ class StepHooks:
                 raise RuntimeError(message)
             message = message.removeprefix(f"{self._caller}.")
             self._announcer.warn_once(message, "calls too rarely")
-        if most > 0 and len(self._optimizers) > 1:
+        if self._taken:
             self._look_for_misses()
 
     def _look_for_misses(self) -> None:
@@ -282,6 +302,22 @@ class StepHooks:
             message = f"{len(ago)} of {calls} steps were skipped on the device: they do not count"
             self._announcer.warn_once(f"{message}, the schedule waits", "skipped on the device")
         return ago
+
+
+def _skipped(*functions: Callable[..., None]) -> bool:
+    """Have Dynamo leave these alone; whether it does.
+
+    ``disable`` takes as long as all that the hooks do. ``skip`` takes no time, and holds for a function
+    alone: so what they call in a quiet step is skipped, too, or is no Python. It has no public name (torch
+    2.6 to 2.14); ``disable`` replaces it.
+    """
+    try:
+        from torch._dynamo.decorators import skip  # as late as ``disable`` imports it
+    except ImportError:
+        return False
+    for function in functions:
+        skip(function)
+    return True
 
 
 def _stacked(flags: Sequence[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ their new value is covered again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -66,29 +66,31 @@ class CoveredSchedule:
     def notice_moves(self) -> None:
         """See whether a policy has moved a learning rate."""
         self.moved = any(axis.moved for axis in self._learning_rates)
+        #: On to the next step, where it does not wait.
+        self.proceed: Callable[[], object] = self._step_beneath
+        if not self.moved or self._covers_itself:
+            self.proceed = tuple if self._schedule is None else self._schedule.step
 
     def advance(self) -> None:
         """On to the next step."""
         if self.waits:
             self.waits -= 1
-        elif self._schedule is None and not self.moved:
-            pass
-        elif not self.moved or self._covers_itself:
-            self._schedule.step()  # type: ignore[union-attr]  # None covers nothing itself
         else:
-            for axis in self._learning_rates:
-                axis.uncover()
-            if self._schedule is not None:
-                self._schedule.step()
-            for axis in self._learning_rates:
-                axis.cover()
+            self.proceed()
+
+    def _step_beneath(self) -> None:
+        for axis in self._learning_rates:
+            axis.uncover()
+        if self._schedule is not None:
+            self._schedule.step()
+        for axis in self._learning_rates:
+            axis.cover()
 
     def covered(self, values: list[float | Tensor]) -> list[float | Tensor]:
         """The base values over the schedule's own, for a schedule that covers itself."""
-        bases = [axis.covered(v) for axis, v in zip(self._learning_rates, values, strict=False)]
-        if len(bases) < len(values):  # a group added later is not explored
-            bases += values[len(bases) :]
-        return bases
+        for i, axis in enumerate(self._learning_rates[: len(values)]):  # a group added later is not explored
+            values[i] = axis.covered(values[i])
+        return values
 
     # ------------------------------------------------------------------ whether somebody else writes there
 

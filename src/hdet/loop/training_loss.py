@@ -46,26 +46,37 @@ class TrainingLoss:
 
     def add(self, loss: Tensor | SupportsFloat) -> None:
         """Add one loss: a tensor with one element, or anything that ``float()`` takes."""
-        if self._replicas > 1 and (not isinstance(loss, Tensor) or loss.shape != (self._replicas,)):
+        if self._replicas > 1:
+            self._check_rows(loss)
+        if isinstance(loss, Tensor):
+            if not loss.is_cpu:
+                self._keep(loss)
+            elif self._replicas > 1:
+                self._sum = self._sum + loss.detach().double()
+            else:
+                try:
+                    value = loss.item()
+                except RuntimeError:
+                    raise _not_a_scalar(loss) from None
+                self._sum += value
+                self._squares += value * value
+            self._last = weakref.ref(loss)
+        else:
+            value = float(loss)
+            self._sum += value
+            self._squares += value * value
+            self._last = lambda: loss
+        self.count += 1
+        if self._everyone:
+            self._everyone = []
+
+    def _check_rows(self, loss: object) -> None:
+        if not isinstance(loss, Tensor) or loss.shape != (self._replicas,):
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(
                 f"step(loss): loss must be the losses of the {self._replicas} replicas in this process, as "
                 f"StackedReplicas.losses gives them, got {got}"
             )
-        if isinstance(loss, Tensor) and not loss.is_cpu:
-            self._keep(loss)
-        elif isinstance(loss, Tensor) and self._replicas > 1:
-            self._sum = self._sum + loss.detach().double()
-        else:
-            try:
-                value = loss.item() if isinstance(loss, Tensor) else float(loss)
-            except RuntimeError:
-                raise _not_a_scalar(loss) from None  # type: ignore[arg-type]  # no number raises it
-            self._sum += value
-            self._squares += value * value
-        self.count += 1
-        self._everyone = []
-        self._last = weakref.ref(loss) if isinstance(loss, Tensor) else lambda: loss
 
     def has_taken(self, loss: object) -> bool:
         """Whether this very object was the last one that was taken. Where the optimizer has not stepped since

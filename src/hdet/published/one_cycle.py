@@ -268,10 +268,10 @@ class OneCycleAutoLR(Door, OneCycleLR):
 
     def get_lr(self) -> list[float | Tensor]:
         """OneCycleLR's values times what auto-LR has found."""
-        values: list[float | Tensor] = super().get_lr()
-        if not hasattr(self, "_cycle") or not self._cycle.schedule.moved:
-            return values
-        return self._cycle.schedule.covered(values)
+        values: list[float | Tensor] = OneCycleLR.get_lr(self)
+        if hasattr(self, "_cycle") and self._cycle.schedule.moved:
+            return self._cycle.schedule.covered(values)
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """OneCycleLR's state and the loop's, with a checksum."""

@@ -53,7 +53,7 @@ def added_by(model, door):
     return calls_of(optimizer.step, after) - plain
 
 
-def test_a_quiet_step_is_no_dearer_than_two_and_a_half_of_one_cycle(model):
+def test_a_quiet_step_costs_little_more_than_one_cycle(model):
     draw = torch.Generator().manual_seed(0)
     batches = [torch.randn(16, 8, generator=draw) for _ in range(16)]
 
@@ -63,5 +63,5 @@ def test_a_quiet_step_is_no_dearer_than_two_and_a_half_of_one_cycle(model):
 
     one_cycle = added_by(model, lambda optimizer: OneCycleLR(optimizer, 1e-3, 10**6).step)
     published = added_by(model, lambda optimizer: hdet.OneCycleAutoLR(optimizer, 1e-3, 10**6).step)
-    assert added_by(model, auto) <= 2.5 * one_cycle
-    assert published <= 2.5 * one_cycle
+    assert added_by(model, auto) <= 1.75 * one_cycle
+    assert published <= 1.75 * one_cycle

@@ -34,7 +34,7 @@ def calls_of(act: Any) -> Counter[str]:
 
 
 def test_a_quiet_step_and_a_sync_make_few_calls() -> None:
-    """At most 25 in 10 files, and 290 in 25, are the goal; of a sync the files are not reached yet."""
+    """Of a sync 25 files are the goal, and not reached yet."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     data = torch.randn(340, 32, 8)
@@ -63,8 +63,8 @@ def test_a_quiet_step_and_a_sync_make_few_calls() -> None:
             quiet.append(found)
         began = records[0] is not None
     last = quiet[-100:]
-    assert median(sum(found.values()) for found in last) <= 22
-    assert median(len(found) for found in last) <= 10
-    assert max(sum(found.values()) for found in last) <= 30, "four times in a window it looks at the weights"
-    assert sum(syncs[-1].values()) <= 291
+    assert median(sum(found.values()) for found in last) <= 17
+    assert median(len(found) for found in last) <= 9
+    assert max(sum(found.values()) for found in last) <= 26, "four times in a window it looks at the weights"
+    assert sum(syncs[-1].values()) <= 288
     assert len(syncs[-1]) <= 27

@@ -5,7 +5,9 @@ A backend that only counts needs no compiler: it is handed a graph for everythin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 import hdet
 from hdet import Probe
-from tests.fakes import Alike
+from tests.fakes import Alike, Faster
 from tests.unit.training import X, network, squared
 
 #: torch's own, of what its compiler imports.
@@ -96,10 +98,12 @@ def test_a_compiled_step_is_compiled_as_if_alone_and_trains_the_same(kind: str, 
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_values_that_stand_only_while_the_optimizer_steps_do_not_recompile() -> None:
+@pytest.mark.parametrize("alone", [True, False], ids=["learning rate", "and clip"])
+def test_values_that_stand_only_while_the_optimizer_steps_do_not_recompile(alone: bool) -> None:
     """Learning rate and clip of this replica's own, dealt anew at every sync."""
     run = Compiled("step", "sgd", tensor=False)
-    explore = [hdet.LearningRate(spread=0.3), hdet.GradientClip(spread=0.3)]
+    explore: list[Any] = [hdet.LearningRate(spread=0.3)]
+    explore += [] if alone else [hdet.GradientClip(spread=0.3)]
     options: Any = {"sync_every": 5, "process_group": Alike(), "controller": None, "model": run.model}
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, STEPS)
     run.train(hdet.Ensemble(run.optimizer, explore, schedule=schedule, **options))
@@ -107,6 +111,34 @@ def test_values_that_stand_only_while_the_optimizer_steps_do_not_recompile() -> 
     plain.train(_Plain(torch.optim.lr_scheduler.CosineAnnealingLR(plain.optimizer, STEPS)))
     assert run.graphs[-1] <= max(2, plain.graphs[-1])
     assert run.graphs[5] == run.graphs[-1], "nothing is compiled after the first steps"
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["float", "tensor"])
+def test_a_quiet_hook_calls_no_python_that_dynamo_would_look_into(lr: Any) -> None:
+    """What marks a function to be skipped does not hold for those that it calls."""
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight], lr=lr)
+    ensemble = hdet.Ensemble(optimizer, [hdet.LearningRate(spread=0.5)], process_group=Faster())
+    optimizer.step()
+    ensemble.step()
+    within: list[str] = []
+    found: list[tuple[str, ...]] = []
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_name
+        if event == "call" and (within or name in ("_enter", "_leave")):
+            within.append(name)
+            found.append(tuple(within))
+        elif event == "return" and within:
+            within.pop()
+
+    sys.setprofile(see)
+    try:
+        optimizer.step()
+    finally:
+        sys.setprofile(None)
+    assert found == [("_enter",), ("_enter", "fan_out"), ("_leave",), ("_leave", "restore")]
 
 
 class _Plain:
