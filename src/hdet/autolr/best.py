@@ -372,9 +372,11 @@ class Incumbent:
         """What training began with, which a window that has hardly moved the weights shows; or the mean of a
         window. ``losses`` are those that windows are compared by, the candidate's those that choose."""
         start = candidate.kind == "start"
-        if not start or self.weights.choice.kept is None:
+        keeps = not start or self.weights.choice.kept is None
+        only = keeps and self._search is self.weights.choice  # there was no other search
+        if keeps:
             self.weights.offer(candidate, weights)
-        self._search, _ = self._search.offered(candidate)
+        self._search = self.weights.choice if only else self._search.offered(candidate)[0]
         self.previous, self._last = losses, candidate.cost
         if start or self.best is None or mean_of(losses) < mean_of(self.best):
             self.best = losses
@@ -394,9 +396,9 @@ class Incumbent:
         self.weights.count //= 2
         sizes = self.weights.replicas.size, self.weights.replicas.size, self.weights.count
         before = mean_of(self.previous)
-        self._search, self.weights.choice = (
-            choice.of_fewer(*sizes) or Choice() for choice in (self._search, self.weights.choice)
-        )
+        only = self._search is self.weights.choice
+        self.weights.choice = self.weights.choice.of_fewer(*sizes) or Choice()
+        self._search = self.weights.choice if only else self._search.of_fewer(*sizes) or Choice()
         self.previous, self.best = (
             None if losses is None else list(regrouped(losses, *sizes) or ())
             for losses in (self.previous, self.best)
