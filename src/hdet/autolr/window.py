@@ -633,6 +633,7 @@ class _Bins:
     def __init__(self, like: Tensor) -> None:
         self.sums = torch.zeros(2 * _BINS, dtype=_wide(like), device=like.device)
         self._signs = _signs(like.device)
+        self._turned: Tensor | None = None
         self._count = 0
 
     def add_piece(self, piece: Tensor, scale: float = 1.0) -> None:
@@ -642,13 +643,18 @@ class _Bins:
         self._count += 1
 
     def add_pieces(self, pieces: Tensor, scale: float = 1.0) -> None:
-        """Several, each as long as there are bins: of every one the value that each bin is due, then their
-        sum. No bin is written to by two at once, so the sum is the same every time."""
-        device = pieces.device
-        number = torch.arange(self._count, self._count + len(pieces), device=device)[:, None]
-        due = (torch.arange(_BINS, device=device) - number * _BIN_STRIDE) % _BINS
-        signed = pieces.gather(1, due) * self._signs[due + number * _SIGN_STRIDE % _BINS]
-        self.sums[:_BINS] += scale * signed.sum(0, dtype=self.sums.dtype)
+        """Several, each as long as there are bins: with their signs, each turned to where its bins begin, then
+        their sum. No bin is written to by two at once, so the sum is the same every time."""
+        numbers = torch.arange(len(pieces), device=pieces.device)
+        if self._turned is None or len(self._turned) < len(pieces):
+            # Seen from the first one's bins, so that the same ones do for all that follow.
+            bins = torch.arange(_BINS, device=pieces.device)
+            self._turned = (bins - numbers[:, None] * _BIN_STRIDE) % _BINS
+        from_bin = (numbers + self._count) * _SIGN_STRIDE % _BINS
+        signed = pieces * self._signs.unfold(0, _BINS, 1).index_select(0, from_bin)
+        at = self._count * _BIN_STRIDE % _BINS
+        due = signed.gather(1, self._turned[: len(pieces)])
+        self.sums[at : at + _BINS] += scale * due.sum(0, dtype=self.sums.dtype)
         self._count += len(pieces)
 
 
