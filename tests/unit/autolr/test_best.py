@@ -34,10 +34,12 @@ class Point(nn.Module):
 class Recorded:
     """A keeper of a point, and which batches were looked at."""
 
-    def __init__(self, batches: Sequence[float], *, replicas: Replicas | None = None) -> None:
+    def __init__(
+        self, batches: Sequence[float], *, replicas: Replicas | None = None, per_sync: int = 4
+    ) -> None:
         self.model = Point()
         self.looked_at: list[float] = []
-        self.probe = Probe(self.loss, list(batches), model=self.model)
+        self.probe = Probe(self.loss, list(batches), model=self.model, per_sync=per_sync)
         weights = list(self.model.parameters())
         self.weights = BestWeights(self.probe, self.model, weights, replicas or SoloReplica(), offload=False)
 
@@ -558,6 +560,76 @@ def test_behind_is_who_lost_much_of_what_was_gained_twice(means: list[float], ex
 def test_without_patience_nobody_is_behind() -> None:
     _, behind = searched_through([3.0, 1.0, 3.0, 3.0, 3.0], patience=None)
     assert not any(behind)
+
+
+def offered(*windows: Sequence[float], batches: int = 4, replicas: Replicas | None = None) -> Incumbent:
+    """One that was offered what training began with, and windows, by their losses on so many batches."""
+    kept = Recorded([0.0] * 2 * batches, replicas=replicas, per_sync=batches)
+    incumbent = Incumbent(kept.weights, 3, 0.1)
+    for step, losses in enumerate(windows):
+        candidate = Candidate(step, "mean" if step else "start", tuple(losses))
+        incumbent.offer(candidate, list(losses), {0: kept.model.place})
+    return incumbent
+
+
+START = [3.0, 3.1, 3.4, 3.3]
+
+
+@pytest.mark.parametrize(
+    ("gains", "agrees"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], True),
+        ([1.0, 1.02, 0.98, 1.01], True),
+        ([1.0, 1.1, 0.9, 1.0], False),
+        ([0.0, 0.0, 0.0, 0.0], False),
+        ([-1.0, -1.0, -1.0, -1.0], False),
+        ([1.0, math.nan, 1.0, 1.0], False),
+    ],
+    ids=["alike", "to a hundredth", "not to a tenth", "nothing gained", "lost", "not finite"],
+)
+def test_batches_agree_that_tell_what_was_gained(gains: list[float], agrees: bool) -> None:
+    incumbent = offered(START, [loss - gain for loss, gain in zip(START, gains, strict=True)])
+    assert incumbent.agree() == agrees
+
+
+def test_two_batches_of_a_replica_are_the_fewest() -> None:
+    assert not offered([3.0, 3.1], [2.0, 2.1], batches=2).agree()
+    assert not offered(START, [2.0, 2.1, 2.4, 2.3], batches=2, replicas=Alike()).agree()
+    assert not offered(START).agree(), "nothing but the start was seen"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_half_of_the_batches_are_as_if_the_others_had_never_been(size: int) -> None:
+    """The first half of each replica."""
+    windows = [START, [1.5, 1.6, 1.9, 1.8], [2.0, 2.1, 2.4, 2.3]]
+    ranks: dict[str, Any] = {"replicas": Alike(size=size)} if size > 1 else {}
+    whole = offered(*[size * losses for losses in windows], **ranks)
+    half = offered(*[size * losses[:2] for losses in windows], batches=2, **ranks)
+    assert whole.agree()
+    assert whole.halve() == pytest.approx(2.05 - 2.2)
+    assert len(whole.weights.measure()) == len(whole.weights.measure_deployed(refresh=False)) == 2
+    assert (whole.previous, whole.best) == (half.previous, half.best)
+    assert whole.weights.choice == half.weights.choice
+    assert (whole.best_at, whole.behind) == (half.best_at, half.behind)
+    losses = tuple(size * [1.0, 1.1])
+    for incumbent in (whole, half):
+        incumbent.offer(Candidate(3, "mean", losses), list(losses), {})
+    assert whole.state_dict()["search"] == half.state_dict()["search"]
+    again = offered(batches=4, **ranks)
+    again.load_state_dict(there_and_back(whole.state_dict()))
+    assert len(again.weights.measure()) == 2
+    assert again.previous == whole.previous
+    assert again.weights.choice == whole.weights.choice
+
+
+def test_a_state_of_before_there_was_a_count_has_all_batches() -> None:
+    incumbent = offered(START, [2.0, 2.1, 2.4, 2.3])
+    state = there_and_back(incumbent.state_dict())
+    del state["counts"][2:]
+    again = offered()
+    again.load_state_dict(state)
+    assert len(again.weights.measure()) == 4
+    assert again.previous == incumbent.previous
 
 
 STEPS = 1500

@@ -433,6 +433,85 @@ def test_weights_lost_after_the_last_window_are_not_lost_in_silence(caplog: pyte
     assert caplog.records[-1].levelno == logging.ERROR
 
 
+# ---------------------------------------------------------------------- fewer batches
+
+
+class Counted:
+    """A regression whose probe counts at how many batches AutoLR, or what is given, looks in each window.
+
+    ``noise`` in the targets of the probe's batches makes these differ.
+    """
+
+    def __init__(
+        self, noise: float = 0.0, *, norm: bool = False, door: Any = AutoLR, per_sync: int = 4, **options: Any
+    ) -> None:
+        self.model = network()
+        if norm:
+            self.model.insert(1, nn.BatchNorm1d(16))
+        self.optimizer = AdamW(self.model.parameters())
+        self.looked_at: list[int] = []
+        self.passes: list[int] = []
+        factors = 1 + noise * torch.randn(2 * per_sync, generator=torch.Generator().manual_seed(4))
+
+        def loss(k: int) -> Tensor:
+            self.looked_at.append(k)
+            x = X[200 + 12 * k : 212 + 12 * k].flatten(0, 1)
+            return (self.model(x) - factors[k] * torch.tanh(x @ W)).square().mean()
+
+        by = {"choose_by": lambda k: -loss(k)} if options.pop("metric", False) else {}
+        probe = Probe(loss, list(range(2 * per_sync)), model=self.model, per_sync=per_sync, **by)
+        self.auto = door(self.optimizer, probe=probe, **{"total_steps": 600, **options})
+
+    def run(self, begin: int, end: int) -> Counted:
+        for i in range(begin, end):
+            self.optimizer.zero_grad()
+            (self.model(X[i % 200]) - torch.tanh(X[i % 200] @ W)).square().mean().backward()
+            self.optimizer.step()
+            if self.auto.step() is not None:
+                self.passes.append(len(self.looked_at))
+                self.looked_at.clear()
+        return self
+
+
+@pytest.mark.parametrize("per_sync", [4, 8])
+def test_where_batches_agree_half_of_them_are_measured(per_sync: int) -> None:
+    run = Counted(per_sync=per_sync).run(0, 600)
+    assert max(run.passes) >= 2 * per_sync - 2
+    assert max(run.passes[-4:-1]) <= 4, "two at the mean, one or two at the end"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"noise": 0.5}, {"norm": True}, {"metric": True}, {"door": hdet.AutoTune}],
+    ids=["unlike", "batch norm", "metric", "AutoTune"],
+)
+def test_where_they_may_not_all_are_measured(options: dict[str, Any]) -> None:
+    """Of what a metric or running statistics choose, and of what others compare, a loss says less."""
+    run = Counted(**options).run(0, 600)
+    assert min(run.passes[1:-1]) >= 4
+
+
+@pytest.mark.parametrize("at", [40, 250, 590])
+def test_a_run_of_fewer_batches_goes_on(at: int) -> None:
+    whole = Counted().run(0, at)
+    state = deepcopy((whole.model.state_dict(), whole.optimizer.state_dict(), whole.auto.state_dict()))
+    whole.passes.clear()
+    whole.run(at, 600)
+    again = Counted()
+    for thing, one in zip((again.model, again.optimizer, again.auto), state, strict=True):
+        thing.load_state_dict(one)
+    again.run(at, 600)
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
+    assert again.passes[1:] == whole.passes[1:]
+
+
+@pytest.mark.parametrize(("steps", "most"), [(600, 0.045), (2400, 0.02)])
+def test_of_all_passes_the_probe_takes_few(steps: int, most: float) -> None:
+    """A backward pass counts as two; batches as large as those of training."""
+    run = Counted(total_steps=steps).run(0, steps)
+    assert sum(run.passes) <= most * 3 * steps
+
+
 # ---------------------------------------------------------------------- factors
 
 
