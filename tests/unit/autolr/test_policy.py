@@ -476,7 +476,7 @@ class Counted:
 @pytest.mark.parametrize("per_sync", [4, 8])
 def test_where_batches_agree_half_of_them_are_measured(per_sync: int) -> None:
     run = Counted(per_sync=per_sync).run(0, 600)
-    assert max(run.passes) >= 2 * per_sync - 2
+    assert max(run.passes) >= per_sync + 2
     assert max(run.passes[-4:-1]) <= 4, "two at the mean, one or two at the end"
 
 
@@ -505,7 +505,7 @@ def test_a_run_of_fewer_batches_goes_on(at: int) -> None:
     assert again.passes[1:] == whole.passes[1:]
 
 
-@pytest.mark.parametrize(("steps", "most"), [(600, 0.045), (2400, 0.02)])
+@pytest.mark.parametrize(("steps", "most"), [(600, 0.06), (2400, 0.02)])
 def test_of_all_passes_the_probe_takes_few(steps: int, most: float) -> None:
     """A backward pass counts as two; batches as large as those of training."""
     run = Counted(total_steps=steps).run(0, steps)

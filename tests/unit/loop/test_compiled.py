@@ -82,9 +82,16 @@ def test_a_compiled_model_has_two_graphs_one_to_train_and_one_to_probe() -> None
     assert run.graphs[0] == 1
 
 
-@pytest.mark.parametrize(("kind", "tensor"), [("sgd", False), ("adamw", True)])
-def test_a_compiled_step_is_compiled_as_if_alone_and_trains_the_same(kind: str, tensor: bool) -> None:
-    """A float changes at the second step, which torch takes for a sign that it will again; then no more."""
+@pytest.mark.parametrize(
+    ("kind", "tensor", "skips"), [("sgd", False, True), ("adamw", True, True), ("sgd", False, False)]
+)
+def test_a_compiled_step_is_compiled_as_if_alone_and_trains_the_same(
+    kind: str, tensor: bool, skips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A float changes at the second step, which torch takes for a sign that it will again; then no more.
+    Also with a torch that has no ``skip``."""
+    if not skips:
+        monkeypatch.delattr("torch._dynamo.decorators.skip")
     run = Compiled("step", kind, tensor=tensor)
     records = run.train(run.search(), poisoned=45)
     lrs = {record.hyperparameters[0].base_after for record in records}
