@@ -643,8 +643,8 @@ class _Bins:
         self._count += 1
 
     def add_pieces(self, pieces: Tensor, scale: float = 1.0) -> None:
-        """Several, each as long as there are bins: with their signs, each turned to where its bins begin, their
-        sum. No bin is written to by two at once, so it is the same every time."""
+        """Several, each as long as there are bins: their sum, each with its signs, turned to where its bins
+        begin. No bin is written to by two at once, so it is the same every time."""
         numbers = torch.arange(len(pieces), device=pieces.device)
         if self._turned is None or len(self._turned) < len(pieces):
             # Seen from the first one's bins, so that the same ones do for all that follow.
