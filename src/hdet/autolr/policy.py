@@ -50,8 +50,8 @@ logger = logging.getLogger("hdet")
 
 #: The learning rate of the first window: as good as none, and the same whatever the optimizer was given.
 FIRST_LR = 1e-5
-#: One probe batch for so many steps of a window tells the loss at its end.
-_STEPS_PER_BATCH = 50
+#: One probe batch for so many steps of a window, and never fewer than these, tell the loss at its end.
+_STEPS_PER_BATCH, _FEWEST_AT_END = 50, 2
 _MAX_ROLLBACKS, _MAX_IN_A_ROW = 20, 5
 
 
@@ -263,8 +263,7 @@ class Horizon(Policy):
         best, ends, few = self.incumbent.weights, self._clock.ends_run, 0
         if self.incumbent.previous is not None and any(state.windows > 0 for state in self._states):
             few = best.count  # e may be returned at the end of the run; elsewhere some will do
-            least = 2 if few == self._probe.choosing else 1
-            few = few if ends else min(max(least, self._clock.length // _STEPS_PER_BATCH), few)
+            few = few if ends else min(max(_FEWEST_AT_END, self._clock.length // _STEPS_PER_BATCH), few)
         if self._elsewhere:
             self._check_elsewhere()
         self._path.converge()
