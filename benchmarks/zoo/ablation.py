@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -133,7 +134,8 @@ def run(
     return {
         **machine.about(name, quick=False, device=device),
         "command": f"python -m benchmarks.{module} --part {part} --seeds {seeds} --device {device}"
-        + (f" --tasks {' '.join(tasks)}" if tasks else ""),
+        + (f" --tasks {' '.join(tasks)}" if tasks else "")
+        + (f" --variants {shlex.join(variants)}" if len(variants) < len(VARIANTS) else ""),
         "settings": {"part": part, "cells": len(asked.cells), "seeds": seeds},
         "missing_runs": sum(job not in done.finished for job in jobs),
         "errors": sorted(failed),

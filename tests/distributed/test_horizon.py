@@ -111,6 +111,29 @@ def test_all_ranks_decide_alike(ranks: LocalProcesses, size: int, kind: str) -> 
         assert all(torch.equal(other["weights"][step], first["weights"][step]) for step in first["weights"])
 
 
+def of_fewer_batches(rank: int) -> dict[str, Any]:
+    """From where anything is gained half of the batches will do: how many are left, and what was decided."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hdet.autolr.best._AGREE", 10.0)
+        model, optimizer, auto = build(rank, "adamw", own=True, per_sync=8)
+        records = []
+        for step in range(STEPS):
+            train_step(model, optimizer, step, rank)
+            record = auto.step()
+            records += [record] if record else []
+        best = auto.finish_()
+    left = auto._horizon.incumbent.weights.count
+    return {"left": left, "records": comparable(records), "best": repr(best), "weights": flat(model)}
+
+
+def test_all_ranks_measure_fewer_batches_together(ranks: LocalProcesses) -> None:
+    first, other = ranks.run(of_fewer_batches, size=2)
+    assert first["left"] == other["left"] == 2
+    assert first["records"] == other["records"]
+    assert first["best"] == other["best"]
+    assert torch.equal(first["weights"], other["weights"])
+
+
 def test_how_many_ranks_share_the_work_does_not_matter(ranks: LocalProcesses) -> None:
     """The same batches to train on and to look at, on 1, 2 or 4 ranks: the same decisions."""
     one, two, four = (ranks.run(search, "sgd", {}, size=size)[0] for size in (1, 2, 4))
