@@ -138,7 +138,9 @@ def test_a_resumed_run_equals_the_unbroken_one(size: int, at: int) -> None:
     assert [record.to_json() for record in records_of(second, at)] == unbroken
 
 
-def test_auto_lr_follows_the_mean_of_rows() -> None:
+@pytest.mark.parametrize("fewer", [False, True], ids=["all batches", "half of them"])
+def test_auto_lr_follows_the_mean_of_rows(fewer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hdet.autolr.best._AGREE", 10.0 if fewer else -1.0)
     model = Net()
     replicas = hdet.StackedReplicas(model, torch.optim.AdamW(model.parameters()), SIZE, gradients="none")
 
@@ -157,6 +159,7 @@ def test_auto_lr_follows_the_mean_of_rows() -> None:
     handed = auto.finish_()
     assert handed is not None
     assert handed.loss < 0.75
+    assert auto._horizon.incumbent.weights.count == (2 if fewer else 4)
 
 
 def test_rows_with_batch_norm_are_handed_over_with_statistics_that_fit() -> None:
