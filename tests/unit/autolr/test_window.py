@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from types import FrameType
@@ -220,6 +220,15 @@ class Interruption:
         return self
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """As at a terminal: a shell has what it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_ctrl_c_at_any_line_leaves_the_weights_in_the_model(dtype: torch.dtype) -> None:
     weights = [torch.full((3,), float(k), dtype=dtype) for k in range(2)]
