@@ -105,16 +105,22 @@ class Alerts:
         training, loss = mean_of(line.get("losses")), held_out(line)
         self._rises = self._rises + 1 if training < self._last[0] and loss > self._last[1] else 0
         self._last = training, loss
+        if self._rises != _RISES:
+            return []
         text = f"for {_RISES} syncs the training loss fell and the held-out loss rose, to {number(loss)}"
-        return [Alert(self._step, "warning", "overfitting", text)] if self._rises == _RISES else []
+        return [Alert(self._step, "warning", "overfitting", text)]
 
 
 def summary(name: str, lines: Sequence[Record]) -> Record:
     """A run's verdict and all its alerts, as plain values."""
-    return {"run": name, "verdict": sentence(facts_of(lines)), "alerts": alerts_of(lines)}
+    return {
+        "run": name,
+        "verdict": sentence(facts_of(lines)),
+        "alerts": [asdict(alert) for alert in alerts_of(lines)],
+    }
 
 
-def alerts_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
-    """All alerts of a run, as plain values."""
+def alerts_of(lines: Sequence[Record]) -> list[Alert]:
+    """All alerts of a run, in order."""
     alerts = Alerts()
-    return [asdict(alert) for line in lines for alert in alerts.see(line)]
+    return [alert for line in lines for alert in alerts.see(line)]

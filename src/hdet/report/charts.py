@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from hdet.autolr.rule import DECAYS
+from hdet.report.alerts import Alert, alerts_of
 from hdet.report.verdict import Facts, Record, as_float, capital, held_out, is_rate, mean_of, number, spoken
 
 __all__ = ["Run", "charts", "decisions"]
@@ -38,10 +39,21 @@ class Run:
         """The lines that are no notes."""
         return [line for line in self.lines if "kind" not in line and line.get("step") is not None]
 
+    @cached_property
     def rate_name(self) -> str:
         """Of the first learning rate; groups of one optimizer move together."""
         found = (v.get("name") for sync in self.syncs for v in sync.get("hyperparameters") or [])
         return next((str(name) for name in found if is_rate(name)), "lr/0")
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What each sync decided of that rate, and why."""
+        return [words(sync, self.rate_name) for sync in self.syncs]
+
+    @cached_property
+    def alerts(self) -> list[Alert]:
+        """All of them, in order."""
+        return alerts_of(self.lines)
 
     def series(self, name: str, points: Sequence[tuple[float, float]], **more: Any) -> Series:
         """Points as a line of this run's. What is not finite is a gap, and so is a step back in time."""
@@ -125,14 +137,14 @@ def _rates(runs: Sequence[Run]) -> Chart:
     """What was used, from each decision to the next; why it was decided, on hover."""
     series = []
     for run in runs:
-        name, points, notes = run.rate_name(), list[tuple[float, float]](), list[str]()
-        for sync in run.syncs:
+        name, points, notes = run.rate_name, list[tuple[float, float]](), list[str]()
+        for sync, why in zip(run.syncs, run.words, strict=True):
             seen = _value(sync, name)
             before, after = (_positive(seen.get(key)) for key in ("base_before", "base_after"))
             after = before if math.isnan(after) else after
             points += [(points[-1][0] if points else 0, before)] * (not points)
             points += [(sync["step"], before), (sync["step"], after)]
-            notes += [""] * (not notes) + ["", words(sync, name)]
+            notes += [""] * (not notes) + ["", why]
         series.append(run.series(run.name, points, notes=notes))
         at = _kept_at(run)
         full = [s["step"] for s in run.syncs if _seen(s).get("why") != DECAYS and at and s["step"] <= at]
@@ -188,7 +200,7 @@ def _values(runs: Sequence[Run]) -> Iterator[Chart]:
 
 def _fan_out(run: Run) -> Chart:
     """From the base to its own rate and back: lines that meet show where the replicas are averaged."""
-    name, series = run.rate_name(), list[Series]()
+    name, series = run.rate_name, list[Series]()
     rates = [(s["step"], _value(s, name)) for s in run.syncs]
     if any(len({*_list(v, "values")}) > 1 for _, v in rates):
         for replica in range(min(run.facts.replicas, _MOST_REPLICAS)):
@@ -212,13 +224,14 @@ def _fan_out(run: Run) -> Chart:
 def _replica_losses(run: Run) -> Chart:
     size = min(run.facts.replicas, _MOST_REPLICAS)
     of = "held_out" if any(len(_list(s, "held_out")) > 1 for s in run.syncs) else "losses"
+    losses = [_list(sync, of) for sync in run.syncs] if size > 1 else []
+    means = [mean_of([loss for loss in row if math.isfinite(loss)]) for row in losses]
     series = []
     for replica in range(size if size > 1 else 0):
-        points = []
-        for sync in run.syncs:
-            losses = _list(sync, of)
-            mean = mean_of([loss for loss in losses if math.isfinite(loss)])
-            points.append((sync["step"], losses[replica] - mean if replica < len(losses) else math.nan))
+        points = [
+            (sync["step"], row[replica] - mean if replica < len(row) else math.nan)
+            for sync, row, mean in zip(run.syncs, losses, means, strict=True)
+        ]
         faint = 1 - 0.7 * replica / (size - 1)
         series.append(run.series(f"replica {replica}", points, opacity=faint))
     kind = "held-out" if of == "held_out" else "training"
@@ -239,16 +252,16 @@ _UNSEEN = {
 
 def decisions(run: Run) -> Iterator[tuple[int, float, str]]:
     """Every step at which something was decided, its loss, and what was decided and why."""
-    for sync in run.syncs:
+    for sync, why in zip(run.syncs, run.words, strict=True):
         loss = held_out(sync)
         loss = loss if math.isfinite(loss) else mean_of(sync.get("losses"))
         for seen in sync.get("hyperparameters") or []:
             name = str(seen.get("name"))
-            if (sync.get("horizon") and name == run.rate_name()) or (
+            if (sync.get("horizon") and name == run.rate_name) or (
                 not (sync.get("horizon") and is_rate(name))
                 and seen.get("base_before") != seen.get("base_after")
             ):
-                yield sync["step"], loss, words(sync, name)
+                yield sync["step"], loss, why if name == run.rate_name else words(sync, name)
 
 
 def words(sync: Record, name: str) -> str:

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hdet.report.alerts import Alerts, alerts_of, summary
+from hdet.report.alerts import Alert, summary
 from hdet.report.charts import Run, charts, decisions
 from hdet.report.records import HistoryFile
 from hdet.report.verdict import capital, facts_of, number, plural, sentence, share
@@ -128,15 +128,15 @@ def _verdict(file: HistoryFile, run: Run) -> _Html:
         notices.append(
             f"{about['total']:,} records, {len(run.lines):,} drawn: evenly spaced, and those with events."
         )
-    alerts = [a for a in alerts_of(run.lines) if a["level"] != "info"]
+    alerts = [alert for alert in run.alerts if alert.level != "info"]
     shown = [
         _tag(
             "li",
-            _tag("strong", f"{a['level']}: {a['kind']}"),
-            f"{_at(a['step'])}: {a['text']}",
-            cls=_level(a),
+            _tag("strong", f"{alert.level}: {alert.kind}"),
+            f"{_at(alert.step)}: {alert.text}",
+            cls=_level(alert),
         )
-        for a in alerts[:3]
+        for alert in alerts[:3]
     ]
     more = [_tag("li", f"and {len(alerts) - 3} more, below")] if len(alerts) > 3 else []
     state = "waiting" if not facts.steps else facts.state
@@ -192,20 +192,20 @@ def _details(file: HistoryFile, run: Run) -> Iterator[_Html]:
         yield _folded(
             f"{run.name}: {plural(len(decided), 'decision')}, and why", ("step", "loss", "decision"), rows
         )
-    alerts = Alerts()
-    events = [alert for line in run.lines for alert in alerts.see(line)]
-    if events:
+    if run.alerts:
         rows = [
             _tag(
                 "tr",
                 _tag("th", "–" if one.step is None else f"{one.step:,}", scope="row"),
                 _tag("td", one.level),
                 _words(f"{one.kind}: {one.text}"),
-                cls=_level({"level": one.level}),
+                cls=_level(one),
             )
-            for one in events[-_MOST_ROWS:]
+            for one in run.alerts[-_MOST_ROWS:]
         ]
-        yield _folded(f"{run.name}: {plural(len(events), 'event')}", ("step", "level", "what happened"), rows)
+        yield _folded(
+            f"{run.name}: {plural(len(run.alerts), 'event')}", ("step", "level", "what happened"), rows
+        )
     opening = _opening(run)
     starts = sum(line.get("kind") == "run" for line in run.lines)
     versions = opening.get("versions")
@@ -257,8 +257,8 @@ def _at(step: int | None) -> str:
     return "" if step is None else f" at step {step:,}"
 
 
-def _level(alert: dict[str, Any]) -> str:
-    return alert["level"] if alert["level"] in ("warning", "error") else "info"
+def _level(alert: Alert) -> str:
+    return alert.level if alert.level in ("warning", "error") else "info"
 
 
 def _opening(run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hmac
 import json
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,8 +20,8 @@ __all__ = ["Feed", "Server", "is_loopback"]
 
 #: How often files are looked at, and how long a request waits for something new.
 _LOOK_SECONDS, _WAIT_SECONDS = 0.25, 20.0
-#: Drawn of a run: the page is made again at every sync, on a machine that trains.
-_MOST_LINES = 300
+#: Drawn of a run, and the share of a core that drawing takes at most: the machine is one that trains.
+_MOST_LINES, _SHARE = 300, 0.03
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -36,8 +37,8 @@ class Feed:
         self._files = open_histories(paths, lines=_MOST_LINES)
         self._condition = threading.Condition()
         self._id, self._changes, self._state = secrets.token_hex(4), 0, ""
-        #: What was made last, and of which version.
-        self._made = ("", "")
+        #: What was made last, of which version, and when the next may be made.
+        self._made, self._next_at = ("", ""), 0.0
 
     @property
     def version(self) -> str:
@@ -59,8 +60,13 @@ class Feed:
                 self._condition.wait(wait)
             if seen == self.version:
                 return {"version": seen, "content": ""}
-            if self._made[0] != self.version:
+            # A page that has not even seen what was made last gets that at once.
+            while self._made[0] == seen and (left := self._next_at - time.monotonic()) > 0:
+                self._condition.wait(left)
+            if self._made[0] != self.version and time.monotonic() >= self._next_at:
+                began = time.thread_time()
                 self._made = self.version, content(self._files)
+                self._next_at = time.monotonic() + (time.thread_time() - began) / _SHARE
             return {"version": self._made[0], "content": self._made[1]}
 
 

@@ -12,10 +12,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from hdet.report import server
 from hdet.report.server import Feed, Server
 from tests.browser.histories import opening, save, sync
 
@@ -96,6 +98,32 @@ def test_a_waiting_page_is_answered_at_once(tmp_path: Path) -> None:
     feed.look()
     waits.join(10)
     assert "step 20" in answers[0]["content"]
+
+
+def test_drawing_takes_a_small_share_of_a_core_however_slow_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, drawn = tmp_path / "run.jsonl", list[float]()
+
+    def slowly(_: object) -> str:
+        began = time.thread_time()
+        while time.thread_time() < began + 0.01:
+            pass
+        drawn.append(time.monotonic())
+        return f"drawing {len(drawn)}"
+
+    monkeypatch.setattr(server, "content", slowly)
+    feed, seen = Feed([path]), ""
+    for at in range(3):
+        save(path, [sync(k) for k in range(at + 1)])
+        feed.look()
+        assert at == 0 or feed.answer("")["content"] == f"drawing {at}", "a new page waits for nothing"
+        answer = feed.answer(seen)
+        assert answer["content"] == f"drawing {at + 1}"
+        assert answer["version"] == feed.version
+        seen = answer["version"]
+    assert len(drawn) == 3
+    assert min(late - early for early, late in pairwise(drawn)) >= 0.01 / 0.03
 
 
 @pytest.mark.slow
