@@ -46,7 +46,7 @@ class Run:
         return next((str(name) for name in found if is_rate(name)), "lr/0")
 
     @cached_property
-    def words(self) -> list[str]:
+    def reasons(self) -> list[str]:
         """What each sync decided of that rate, and why."""
         return [words(sync, self.rate_name) for sync in self.syncs]
 
@@ -138,7 +138,7 @@ def _rates(runs: Sequence[Run]) -> Chart:
     series = []
     for run in runs:
         name, points, notes = run.rate_name, list[tuple[float, float]](), list[str]()
-        for sync, why in zip(run.syncs, run.words, strict=True):
+        for sync, why in zip(run.syncs, run.reasons, strict=True):
             seen = _value(sync, name)
             before, after = (_positive(seen.get(key)) for key in ("base_before", "base_after"))
             after = before if math.isnan(after) else after
@@ -252,7 +252,7 @@ _UNSEEN = {
 
 def decisions(run: Run) -> Iterator[tuple[int, float, str]]:
     """Every step at which something was decided, its loss, and what was decided and why."""
-    for sync, why in zip(run.syncs, run.words, strict=True):
+    for sync, why in zip(run.syncs, run.reasons, strict=True):
         loss = held_out(sync)
         loss = loss if math.isfinite(loss) else mean_of(sync.get("losses"))
         for seen in sync.get("hyperparameters") or []:
