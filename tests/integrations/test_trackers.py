@@ -76,6 +76,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     records = train(run, tmp_path / "history.jsonl")
     Tracker(run)(ODD)
     run.finish()
+    wandb.teardown()  # finish() does not wait for the service to write the file, the end of the service does
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     rows = list(lines_of_wandb(file))
     shown = [(row["hdet/step"], row["hdet/lr/0"]) for row in rows if "hdet/lr/0" in row]
