@@ -117,7 +117,7 @@ def copy_of(tensor: Tensor, device: torch.device) -> Tensor:
 def state_is_finite(optimizer: Optimizer) -> bool:
     """Whether all is that an optimizer keeps of single weights, such as moments. Waits for the device."""
     moments = [
-        value.detach()
+        value
         for parameter, of in state_of(optimizer).items()
         for value in (of.values() if isinstance(of, Mapping) else ())
         if isinstance(value, Tensor) and value.shape == parameter.shape

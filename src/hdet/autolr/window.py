@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, islice, pairwise
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 #: So many iterates, and fewer than twice as many, make up the mean of a longer window. More cost time, and 16
 #: and 32 change nothing that is seen (docs/log.md).
 _ITERATES = 8
-#: Weights are converted to the type of their mean so many bytes at a time.
+#: Weights are converted to the type of their mean, or change places with it, so many bytes at a time.
 _PIECE_BYTES = 64 << 20
 #: Of a tensor whose mean is in float16, which ends at 65,504 and has steps of 6e-8 next to zero, the largest
 #: value lies between 1 / this and this.
@@ -155,7 +156,7 @@ class WindowMean:
         self._made_for = [(weight.dtype, weight.device) for weight in weights]
         self.tensors = [as_mean(weight) for weight in weights]
         self._converts = any(w.dtype != m.dtype for w, m in zip(self._weights, self.tensors, strict=True))
-        self._aside: dict[int, Tensor] = {}
+        self._aside: list[list[Tensor]] = []
         self._swapped = False
         self.begin(1)
 
@@ -176,7 +177,10 @@ class WindowMean:
         self.count = 0
         # Views without a graph, made once a window: a list of fifty takes longer than averaging them.
         self._seen = [weight.detach() for weight in self._weights]
-        self._pieces = list(_pieces(self.tensors, self._seen)) if self._converts else []
+        pairs = list(zip(self.tensors, self._seen, strict=True))
+        wider = [pair for pair in pairs if _is_wider(*pair)] if self._converts else []
+        alike = [pair for pair in pairs if not _is_wider(*pair)] if wider else pairs
+        self._pieces = [*_pieces(alike), *_pieces(wider)]
 
     def widen(self) -> None:
         """Between two windows: where weights have become large, a mean in float16 changes to float32."""
@@ -220,24 +224,18 @@ class WindowMean:
     def swap_(self) -> None:
         """Write the mean into the model, and store the weights in its memory; once more swaps back.
 
-        In place, tensor by tensor: nothing larger than one of them is allocated. What comes back is the mean
-        as the model held it, rounded to the type of the weights. A mean of twice their size comes back as it
-        was: such weights are stored in a copy.
+        In place, piece by piece. What comes back is the mean as the model held it, rounded to the type of the
+        weights. A mean of twice their size comes back as it was: such weights are stored in a copy.
         """
         with uninterrupted():
-            for i, (weight, mean) in enumerate(zip(self._weights, self.tensors, strict=True)):
-                now = weight.detach()
-                if i in self._aside:
-                    now.copy_(self._aside.pop(i))
-                    continue
-                kept = now.clone()
-                if mean.dtype.itemsize != now.dtype.itemsize:
-                    now.copy_(mean)
-                    self._aside[i] = kept
-                    continue
-                as_weight = mean.view(now.dtype)  # the same memory, which holds the weight's own bits
-                now.copy_(as_weight if self._swapped else mean)
-                (mean if self._swapped else as_weight).copy_(kept)
+            for means, weights in self._pieces:
+                if not _is_wider(means[0], weights[0]):
+                    _exchange(means, weights, back=self._swapped)
+                elif self._swapped:
+                    torch._foreach_copy_(weights, self._aside.pop(0))
+                else:
+                    self._aside.append([weight.clone() for weight in weights])
+                    torch._foreach_copy_(weights, means)
             self._swapped = not self._swapped
 
     def restore_(self) -> None:
@@ -246,18 +244,32 @@ class WindowMean:
             self.swap_()
 
 
-def _pieces(
-    means: Sequence[Tensor], weights: Sequence[Tensor]
-) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Some at a time, as many as take little memory together, or one that takes more."""
-    start = size = 0
-    for end, mean in enumerate(means):
-        if end > start and size + mean.numel() * mean.element_size() > _PIECE_BYTES:
-            yield list(means[start:end]), list(weights[start:end])
-            start, size = end, 0
-        size += mean.numel() * mean.element_size()
+def _is_wider(mean: Tensor, weight: Tensor) -> bool:
+    """Whether its memory cannot hold the weight's own bits in its place."""
+    return mean.dtype.itemsize != weight.dtype.itemsize
+
+
+def _pieces(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Means and their weights, as many at a time as take little memory together, or one that takes more."""
+    means, weights, size = list[Tensor](), list[Tensor](), 0
+    for mean, weight in pairs:
+        if means and size + mean.nbytes > _PIECE_BYTES:
+            yield means, weights
+            means, weights, size = [], [], 0
+        means.append(mean)
+        weights.append(weight)
+        size += mean.nbytes
     if means:
-        yield list(means[start:]), list(weights[start:])
+        yield means, weights
+
+
+def _exchange(means: list[Tensor], weights: list[Tensor], *, back: bool) -> None:
+    """In a few calls for all; the memory of the means holds the weights' own bits in between."""
+    as_weights = [mean.view(weight.dtype) for mean, weight in zip(means, weights, strict=True)]
+    kept = [torch.empty_like(weight) for weight in weights]
+    torch._foreach_copy_(kept, weights)
+    torch._foreach_copy_(weights, as_weights if back else means)
+    torch._foreach_copy_(means if back else as_weights, kept)
 
 
 def _lerp_converted(means: list[Tensor], weights: list[Tensor], share: float) -> None:
@@ -612,50 +624,85 @@ def sketch(tensors: Sequence[Tensor], scales: Sequence[_Scale] | None = None) ->
         return torch.cat(
             [_times(t, s).reshape(-1).to(first.device) for t, s in zip(tensors, scales, strict=True)]
         )
-    bins = _Bins(first)
+    bins = _Bins(first, gathers=first.device.type == "cuda")
     for tensor, scale in zip(tensors, scales, strict=True):
         if isinstance(scale, Tensor):
             tensor, scale = _times(tensor, scale), 1.0
-        flat = tensor.reshape(-1).to(first.device)
-        whole = len(flat) // _BINS if first.device.type == "cuda" else 0
-        for pieces in torch.split(flat[: whole * _BINS].view(whole, _BINS), _PIECES) if whole else ():
-            bins.add_pieces(pieces, scale)
-        if not whole or len(flat) % _BINS:
-            for piece in torch.split(flat[whole * _BINS :], _BINS):
-                bins.add_piece(piece, scale)
-    return bins.sums[:_BINS] + bins.sums[_BINS:]
+        bins.add(tensor.reshape(-1).to(first.device), scale)
+    return bins.total()
 
 
 class _Bins:
     """The sums so far, twice as many as there are bins: what goes beyond the last one is added to the first
-    in the end."""
+    in the end. A tensor is added in pieces of as many values as there are bins, and a rest.
 
-    def __init__(self, like: Tensor) -> None:
-        self.sums = torch.zeros(2 * _BINS, dtype=_wide(like), device=like.device)
+    ``gathers``: many pieces at once, as a GPU does; one after the other is the slow twin.
+    """
+
+    def __init__(self, like: Tensor, *, gathers: bool) -> None:
+        self._sums = torch.zeros(2 * _BINS, dtype=_wide(like), device=like.device)
+        self._gathers = gathers
         self._signs = _signs(like.device)
         self._turned: Tensor | None = None
         self._count = 0
+        #: What is to be added at once: a piece, its number, and what it is multiplied by.
+        self._waiting: list[tuple[Tensor, int, float]] = []
 
-    def add_piece(self, piece: Tensor, scale: float = 1.0) -> None:
-        """One, as long as there are bins or shorter."""
-        sign, at = self._count * _SIGN_STRIDE % _BINS, self._count * _BIN_STRIDE % _BINS
-        self.sums[at : at + len(piece)] += piece * (scale * self._signs[sign : sign + len(piece)])
-        self._count += 1
+    def add(self, values: Tensor, scale: float = 1.0) -> None:
+        """A tensor of one dimension. Pieces of a large one are added as they lie."""
+        whole = len(values) // _BINS
+        if self._gathers and whole >= _PIECES // 2:
+            for pieces in torch.split(values[: whole * _BINS].view(whole, _BINS), _PIECES):
+                self._add_successive(pieces, scale)
+            values = values[whole * _BINS :]
+            if not len(values):
+                return
+        for piece in torch.split(values, _BINS):
+            if self._gathers:
+                self._waiting.append((piece, self._count, scale))
+            else:
+                sign, at = self._count * _SIGN_STRIDE % _BINS, self._count * _BIN_STRIDE % _BINS
+                self._sums[at : at + len(piece)] += piece * (scale * self._signs[sign : sign + len(piece)])
+            self._count += 1
+            if len(self._waiting) == _PIECES:
+                self._add_waiting()
 
-    def add_pieces(self, pieces: Tensor, scale: float = 1.0) -> None:
-        """Several, each as long as there are bins: their sum, each with its signs, turned to where its bins
-        begin. No bin is written to by two at once, so it is the same every time."""
-        numbers = torch.arange(len(pieces), device=pieces.device)
+    def total(self) -> Tensor:
+        """The bins."""
+        if self._waiting:
+            self._add_waiting()
+        return self._sums[:_BINS] + self._sums[_BINS:]
+
+    def _add_waiting(self) -> None:
+        """As a matrix, with zeros behind what is shorter."""
+        pieces, numbers, scales = (list(each) for each in zip(*self._waiting, strict=True))
+        self._waiting = []
+        matrix = torch.zeros(len(pieces), _BINS, dtype=self._sums.dtype, device=self._sums.device)
+        rows = [row[: len(piece)] for row, piece in zip(matrix.unbind(), pieces, strict=True)]
+        torch._foreach_copy_(rows, pieces)
+        torch._foreach_mul_(rows, scales)
+        at = torch.tensor(numbers, device=matrix.device)
+        self._sums[:_BINS] += self._due(matrix, at, self._turn(at))
+
+    def _add_successive(self, pieces: Tensor, scale: float) -> None:
+        at = torch.arange(len(pieces), device=pieces.device)
         if self._turned is None or len(self._turned) < len(pieces):
-            # Seen from the first one's bins, so that the same ones do for all that follow.
-            bins = torch.arange(_BINS, device=pieces.device)
-            self._turned = (bins - numbers[:, None] * _BIN_STRIDE) % _BINS
-        from_bin = (numbers + self._count) * _SIGN_STRIDE % _BINS
-        signed = pieces * self._signs.unfold(0, _BINS, 1).index_select(0, from_bin)
-        at = self._count * _BIN_STRIDE % _BINS
-        due = signed.gather(1, self._turned[: len(pieces)])
-        self.sums[at : at + _BINS] += scale * due.sum(0, dtype=self.sums.dtype)
+            self._turned = self._turn(
+                at
+            )  # seen from the first one's bins: the same ones do for all that follow
+        begin = self._count * _BIN_STRIDE % _BINS
+        due = self._due(pieces, at + self._count, self._turned[: len(pieces)])
+        self._sums[begin : begin + _BINS] += scale * due
         self._count += len(pieces)
+
+    def _turn(self, numbers: Tensor) -> Tensor:
+        """Which value of each piece every bin is due."""
+        return (torch.arange(_BINS, device=numbers.device) - numbers[:, None] * _BIN_STRIDE) % _BINS
+
+    def _due(self, pieces: Tensor, numbers: Tensor, turned: Tensor) -> Tensor:
+        """Their sum, each with its signs. No bin is written to by two, so it is the same every time."""
+        signed = pieces * self._signs.unfold(0, _BINS, 1).index_select(0, numbers * _SIGN_STRIDE % _BINS)
+        return signed.gather(1, turned).sum(0, dtype=self._sums.dtype)
 
 
 @torch.no_grad()
@@ -705,7 +752,8 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
+@cache
 def _signs(device: torch.device) -> Tensor:
-    """The same on every device and in every process."""
+    """The same on every device and in every process; kept, since to draw them takes milliseconds."""
     coins = torch.randint(0, 2, (2 * _BINS,), generator=torch.Generator().manual_seed(0))
     return (2.0 * coins - 1.0).to(device, torch.float32)
