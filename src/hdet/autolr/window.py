@@ -687,9 +687,8 @@ class _Bins:
     def _add_successive(self, pieces: Tensor, scale: float) -> None:
         at = torch.arange(len(pieces), device=pieces.device)
         if self._turned is None or len(self._turned) < len(pieces):
-            self._turned = self._turn(
-                at
-            )  # seen from the first one's bins: the same ones do for all that follow
+            # Seen from the first one's bins: the same ones do for all that follow.
+            self._turned = self._turn(at)
         begin = self._count * _BIN_STRIDE % _BINS
         due = self._due(pieces, at + self._count, self._turned[: len(pieces)])
         self._sums[begin : begin + _BINS] += scale * due

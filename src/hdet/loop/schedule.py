@@ -69,7 +69,7 @@ class CoveredSchedule:
         #: On to the next step, where it does not wait.
         self.proceed: Callable[[], object] = self._step_beneath
         if not self.moved or self._covers_itself:
-            self.proceed = tuple if self._schedule is None else self._schedule.step
+            self.proceed = _nothing if self._schedule is None else self._schedule.step
 
     def advance(self) -> None:
         """On to the next step."""
@@ -124,6 +124,10 @@ class CoveredSchedule:
                     "after the optimizer's)"
                 )
         return ""
+
+
+def _nothing() -> None:
+    """A step where there is no schedule."""
 
 
 def _left(lr: float | Tensor) -> tuple[float | Tensor, Tensor | None, int]:

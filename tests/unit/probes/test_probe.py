@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -123,11 +125,37 @@ def test_a_module_that_folds_its_weights_in_eval_is_left_alone() -> None:
     assert model.training
 
 
-def test_dropout_is_off() -> None:
-    model = nn.Sequential(nn.Dropout(0.9))
+def as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("wrap", [as_it_is, torch.jit.script])
+def test_dropout_is_off(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model = wrap(nn.Sequential(nn.Dropout(0.9)))
     probe = probe_of(model)
     batches = probe.draw()
     assert probe.losses(batches) == [x.square().mean().item() for x in batches]
+    assert all(module.training for module in model.modules())
+    assert model(batches[0]).count_nonzero() < batches[0].numel() / 2
+
+
+def test_setting_flags_asks_no_layer_what_they_are() -> None:
+    """Which takes longer than the rest: as an assignment, thirteen calls for each."""
+    deep = nn.Sequential(*(nn.Dropout(0.5) for _ in range(100)))
+    probe = Probe(lambda x: x.sum(), batch, model=deep)
+    batches, calls = probe.draw(), 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += frame.f_code is nn.Module.__setattr__.__code__
+
+    sys.setprofile(count)
+    try:
+        probe.losses(batches)
+    finally:
+        sys.setprofile(None)
+    assert calls == 0
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
