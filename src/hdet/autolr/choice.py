@@ -132,7 +132,8 @@ class Choice:
         assert self.first is not None  # with the lowest
         difference, error = _compared(new, self.improved)
         after = replace(self, improved=new) if difference < -error else self
-        difference, error = _compared(new, self.lowest)
+        if self.lowest is not self.improved:
+            difference, error = _compared(new, self.lowest)
         lowest = new if difference < 0 else self.lowest
         gained = self.first.cost - lowest.cost
         within = min(_ERROR * error, _SHARE * gained) if new.scores else _GIVEN_BACK * gained

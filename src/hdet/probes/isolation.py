@@ -38,14 +38,12 @@ def weights_alone(model: nn.Module, rows: Iterable[Tensor] = (), *, deployed: bo
     torch.clear_autocast_cache()
     drop_gathered(model)
     try:
-        for module, training in flags:
-            # The flag alone, not eval(): an overridden train() may fold or unfold weights.
-            if training and (deployed or not isinstance(module, _NormBase)):
-                _set_training(module, False)
+        _set_flags((m, False) for m, trains in flags if trains and (deployed or not isinstance(m, _NormBase)))
+        for module, _ in flags:
             if isinstance(module, nn.SyncBatchNorm) and module.training:
                 # In training it would wait for ranks that may not be measuring; without running statistics
                 # it takes those of its own batch.
-                _set_training(module, False)
+                module.training = False
                 module.running_mean = module.running_var = None
         yield
     finally:
@@ -57,18 +55,19 @@ def weights_alone(model: nn.Module, rows: Iterable[Tensor] = (), *, deployed: bo
             buffer.copy_(before)
         for row, before in held:
             row.copy_(before)
-        for module, training in flags:
-            if module.training != training:
-                _set_training(module, training)
+        _set_flags(flags)
 
 
-def _set_training(module: nn.Module, training: bool) -> None:
-    """As an assignment does, which asks first whether it is a parameter, a buffer or a module: of a hundred
-    layers that takes a millisecond."""
-    if "training" in (own := vars(module)):
-        own["training"] = training
-    else:  # a scripted module has it elsewhere
-        module.training = training
+def _set_flags(flags: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Whether each module trains: the flag alone, since an overridden train() may fold or unfold weights.
+
+    An assignment asks first whether it is a parameter, a buffer or a module, and takes as long as the rest.
+    """
+    for module, training in flags:
+        if "training" in (own := vars(module)):
+            own["training"] = training
+        else:  # a scripted module has it elsewhere
+            module.training = training
 
 
 @contextmanager
@@ -127,10 +126,9 @@ def refresh_norms_(
     rows_of = replicas.buffers_of if replicas is not None and replicas.local_count > 1 else None
     drop_gathered(model)
     try:
-        for module, _ in flags:
-            _set_training(module, False)
+        _set_flags((module, False) for module, _ in flags)
+        _set_flags((norm, True) for norm in norms)
         for norm in norms:
-            norm.training = True
             if rows_of:
                 for name, row in rows_of(norm).items():
                     row.fill_(1 if name == "running_var" else 0)
@@ -144,5 +142,4 @@ def refresh_norms_(
         drop_gathered(model)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        for module, training in flags:
-            _set_training(module, training)
+        _set_flags(flags)
