@@ -105,7 +105,12 @@ def resumed_from(rank: int, name: str, states: list[dict[str, Any]]) -> dict[str
 def test_a_run_of_the_regret_ends_where_it_ended(recorded: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     row = arms.execute(run_of({"scale": "cpu", "device": "cpu", "steps": None, **recorded}))
-    # Rounding grows over a run: on processors of two makers the held-out loss of one run differs by 7 %.
-    names, rel = (("held_out", "train", "reached"), 0.0) if EXACT else (("held_out", "reached"), 0.2)
-    found = {name: row[name] for name in names}
-    assert found == pytest.approx({name: recorded[name] for name in names}, rel=rel, abs=0.0)
+    if EXACT:
+        names = "held_out", "train", "reached"
+        assert {name: row[name] for name in names} == {name: recorded[name] for name in names}
+        return
+    # Rounding grows over a run. On another processor all of these agree to 1 %, but for digits by SGD, whose
+    # last bits make another run of it, as another seed does: three seeds differ by half.
+    factor = 2 if (recorded["workload"], recorded["optimizer"]) == ("digits-mlp", "sgd") else 1.05
+    assert 1 / factor < row["held_out"] / recorded["held_out"] < factor
+    assert row["reached"] == pytest.approx(recorded["reached"], rel=0.05)
