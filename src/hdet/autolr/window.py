@@ -64,7 +64,7 @@ _Scale = float | Tensor
 class WindowLoop:
     """Follows the weights through one window after the other.
 
-    :meth:`begin` plans a window, :meth:`open` opens it at its first step, and :meth:`add` says after every
+    The clock plans a window, :meth:`open` opens it at its first step, and :meth:`add` says after every
     step whether it is over.
 
     Args:
