@@ -1,14 +1,14 @@
 """What AutoLR costs: whole runs beside plain training, the time spent in its calls, the memory it holds; a
 step between windows, beside OneCycleLR's; and runs of AutoLR and AutoTune beside plain DDP on two ranks.
 
-On a CPU runs take turns step by step, so that a machine which others use, too, is as slow for the one as for
-the other; on a GPU, which must not be waited for at every step, whole runs do, in the order A B B A. Probe
-batches are as large as training batches. The share of time falls with the length of a run, since windows grow
-with it.
+Runs take turns step by step, so that a machine which others use, too, is as slow for the one as for the
+other; on a GPU, which must not be waited for at every step, ten by ten. Probe batches are as large as
+training batches. The share of time falls with the length of a run, since windows grow with it.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +45,8 @@ _QUIET_GOAL = 2.5
 #: Steps of a run, from short to long; and whether SGD has it, too.
 _STEPS = {"cpu": {600: True, 2400: True, 10_000: False}, "cuda": {500: False, 2000: False}}
 _DDP_STEPS = (600, 2400)
+#: Steps of a turn on a GPU, which is waited for at its end.
+_TURN = 10
 _PROBE_SEED = 123_457
 
 
@@ -105,22 +107,21 @@ class _Run:
     #: Seconds of all steps, and those in the schedule's calls: on a GPU the host's part alone.
     seconds: float = 0.0
     in_calls: float = 0.0
-    #: Bytes on the GPU at its end.
-    on_device: int = 0
     #: Seconds of the probe's passes, like those in calls; one number for each.
     passes: list[float] = field(default_factory=list)
 
-    def step(self) -> None:
-        """One step, timed."""
+    def take(self, steps: int, wait: Callable[[], object]) -> None:
+        """So many steps, timed, and what the device has of them left."""
         began = time.perf_counter()
-        self.loss(next(self.batches)).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        before = time.perf_counter()
-        self.schedule.step()
-        end = time.perf_counter()
-        self.seconds += end - began
-        self.in_calls += end - before
+        for _ in range(steps):
+            self.loss(next(self.batches)).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            before = time.perf_counter()
+            self.schedule.step()
+            self.in_calls += time.perf_counter() - before
+        wait()
+        self.seconds += time.perf_counter() - began
 
 
 def _run(workload: Workload, batches: list[Batch], kind: str, steps: int, *, auto: bool) -> _Run:
@@ -151,53 +152,45 @@ def _timed(loss: Callable[[Batch], Tensor], seconds: list[float]) -> Callable[[B
 
 def _measure(workload: Workload, batches: list[Batch], optimizer: str, steps: int) -> dict[str, Any]:
     make = partial(_run, workload, batches, optimizer, steps)
-    on_gpu = batches[0][0].is_cuda
-    runs = _in_a_row(make, steps) if on_gpu else _step_by_step([make(auto=False), make(auto=True)], steps)
-    plain, autos = (
-        [run for run in runs if isinstance(run.schedule, AutoLR) is auto] for auto in (False, True)
-    )
-    whole = sum(run.seconds for run in plain)
-    trained = plain[0].optimizer.param_groups[0]["params"]
+    on_gpu, on_device = batches[0][0].is_cuda, torch.cuda.memory_allocated
+    wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else _nothing
+    first = make(auto=False)
+    first.take(20, wait)  # what is made once is made
+    gc.collect()  # of earlier runs
+    before, plain = on_device(), make(auto=False)
+    plain.take(1, wait)  # moments
+    between, auto = on_device(), make(auto=True)
+    plain.seconds = plain.in_calls = 0.0
+    _in_turn([plain, auto], steps, _TURN if on_gpu else 1, wait)
+    trained = plain.optimizer.param_groups[0]["params"]
     weights = sum(p.numel() * p.element_size() for p in trained)
     row = {
         "workload": workload.name,
         "optimizer": optimizer,
         "steps": steps,
         "parameters": sum(p.numel() for p in trained),
-        "step_ms": whole / (len(plain) * steps) * 1e3,
-        "seconds": [run.seconds for run in runs],
-        "overhead": sum(run.seconds for run in autos) / whole - 1,
-        "overhead_in_calls": (sum(r.in_calls for r in autos) - sum(r.in_calls for r in plain)) / whole,
-        "passes": len(autos[0].passes),
-        "overhead_in_passes": sum(sum(run.passes) for run in autos) / whole,
-        "extra_memory_in_weights": autos[0].schedule.extra_bytes() / weights,
+        "step_ms": plain.seconds / steps * 1e3,
+        "seconds": [plain.seconds, auto.seconds],
+        "overhead": auto.seconds / plain.seconds - 1,
+        "overhead_in_calls": (auto.in_calls - plain.in_calls) / plain.seconds,
+        "passes": len(auto.passes),
+        "overhead_in_passes": sum(auto.passes) / plain.seconds,
+        "extra_memory_in_weights": auto.schedule.extra_bytes() / weights,
     }
     if on_gpu:
-        row["extra_on_device_in_weights"] = (autos[0].on_device - plain[0].on_device) / weights
+        row["extra_on_device_in_weights"] = (on_device() - between - (between - before)) / weights
     return row
 
 
-def _step_by_step(runs: list[_Run], steps: int) -> list[_Run]:
-    """Every step of each in turn, every other time backwards."""
-    for taken in range(steps):
-        for run in runs if taken % 2 else reversed(runs):
-            run.step()
-    return runs
+def _nothing() -> None:
+    """A CPU is not waited for."""
 
 
-def _in_a_row(make: Callable[..., _Run], steps: int) -> list[_Run]:
-    """Plain, AutoLR, AutoLR, plain: whole runs, the last of the device's work included."""
-    done: list[_Run] = []
-    for auto in (False, False, True, True, False):
-        run = make(auto=auto)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(steps if done else 20):
-            run.step()
-        torch.cuda.synchronize()
-        run.seconds, run.on_device = time.perf_counter() - began, torch.cuda.memory_allocated()
-        done.append(run)
-    return done[1:]  # before the first, what is made once was made
+def _in_turn(runs: list[_Run], steps: int, turn: int = 1, wait: Callable[[], object] = _nothing) -> None:
+    """So many steps of each, a few at a time, every other time backwards."""
+    for taken in range(0, steps, turn):
+        for run in runs if taken // turn % 2 else reversed(runs):
+            run.take(min(turn, steps - taken), wait)
 
 
 def _between_windows(groups: int, device: str, blocks: int) -> dict[str, Any]:
@@ -248,7 +241,7 @@ def _in_ddp(rank: int, name: str, steps: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     arms = ("plain", "AutoLR", "AutoTune")
     runs = {arm: _ddp_run(arm, WORKLOADS[name]("cpu", "cpu"), rank, steps) for arm in arms}
-    _step_by_step([*runs.values()], steps)
+    _in_turn([*runs.values()], steps)
     seconds = {arm: run.seconds for arm, run in runs.items()}
     return {
         "ranks": 2,

@@ -46,7 +46,7 @@ _STATISTIC = {
     "confidence interval, with a two-sided z-test",
     "autotune": "means over three seeds",
     "zoo-replicas": "means over seeds, then over tasks; what follows ± are two standard errors",
-    "autolr": "runs take turns, on a CPU step by step, on a GPU in the order A B B A",
+    "autolr": "runs take turns, on a CPU step by step, on a GPU ten by ten",
     **dict.fromkeys(_OVER_SEEDS, "means over seeds; what follows ± is half of the 95 % confidence interval"),
 }
 
